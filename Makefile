@@ -1,0 +1,45 @@
+# Two commands do everything: `make demo` and `make test`. Each sets up what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+CODE := kernels stdl_engine bench tests
+
+.PHONY: help setup test lint format bench demo clean
+
+help:  ## list the commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(VENV)/ready  ## build .venv (quick when nothing changed)
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "stdl-engine needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing dependencies into $(VENV) (the first time takes a few minutes)"
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(VENV)/ready-bench: $(VENV)/ready
+	$(PIP) install --constraint constraints.txt --editable '.[dev,bench]'
+	@touch $@
+
+test: setup  ## run the tests
+	$(BIN)/python -m pytest
+
+lint: setup  ## check style and formatting
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+
+format: setup  ## fix style and formatting
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+bench: $(VENV)/ready-bench  ## measure speed against other libraries; rows go to bench/results/
+	$(BIN)/python -m bench
+
+demo: setup  ## train a small spiking network on scikit-learn's digits
+	$(BIN)/python -m stdl_engine.demo
+
+clean:  ## remove everything that is not source
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

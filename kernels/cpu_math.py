@@ -1,0 +1,107 @@
+"""The names a surrogate may use (`where`, `abs`, `exp`) for numba, written so that LLVM vectorises loops that call them."""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload
+
+_LOG2E = np.float32(1.4426950408889634)
+_LN2_HIGH = np.float32(0.693145751953125)
+_LN2_LOW = np.float32(1.42860682030941723212e-6)
+_LOWEST = np.float32(-87.0)  # below this exp is under the smallest normal float32: take it as exp(-87) ~ 1.6e-38
+_POLYNOMIAL = tuple(np.float32(c) for c in (1.0, 1.0, 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720))
+
+
+@numba.njit(inline="always")
+def where(condition, value, otherwise):
+    return value if condition else otherwise
+
+
+@numba.njit(inline="always")
+def abs(x):  # noqa: A001 - the surrogates' name for it
+    return np.abs(x)
+
+
+def exp(x):
+    """exp for x <= 0, which is all the surrogates ask for: within 2 ulp in float32, math.exp in float64."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(exp, inline="always")
+def _exp(x):
+    return _exp_float32 if x == types.float32 else math.exp
+
+
+def _exp_float32(x):
+    # libm's scalar expf would keep the loop from vectorising (5x slower): exp(x) = 2^k · e^r with |r| <= ln2 / 2.
+    x = x if not x < _LOWEST else _LOWEST  # NaN stays NaN
+    k = np.rint(x * _LOG2E)
+    r = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    p = _POLYNOMIAL[6]
+    p = p * r + _POLYNOMIAL[5]
+    p = p * r + _POLYNOMIAL[4]
+    p = p * r + _POLYNOMIAL[3]
+    p = p * r + _POLYNOMIAL[2]
+    p = p * r + _POLYNOMIAL[1]
+    p = p * r + _POLYNOMIAL[0]
+    return p * float32_from_bits(np.uint32((np.int32(k) + np.int32(127)) << np.int32(23)))
+
+
+@intrinsic
+def float32_from_bits(typingctx, bits):
+    """The float32 with these 32 bits."""
+    return types.float32(bits), lambda context, builder, signature, args: builder.bitcast(args[0], ir.FloatType())
+
+
+@intrinsic
+def bits_from_float32(typingctx, value):
+    """The 32 bits of a float32."""
+    return types.uint32(value), lambda context, builder, signature, args: builder.bitcast(args[0], ir.IntType(32))
+
+
+@intrinsic
+def _half_to_float32(typingctx, bits):
+    def generate(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(bits), generate
+
+
+@intrinsic
+def _float32_to_half(typingctx, value):
+    def generate(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(value), generate
+
+
+@numba.njit(inline="always")
+def _bfloat16_to_float32(bits):
+    return float32_from_bits(np.uint32(np.uint32(bits) << np.uint32(16)))
+
+
+@numba.njit(inline="always")
+def _float32_to_bfloat16(value):
+    bits = bits_from_float32(value)
+    rounded = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))  # to nearest, ties to even
+    quiet_nan = np.uint32(0x7FC00000)
+    return np.uint16((rounded if value == value else quiet_nan) >> np.uint32(16))
+
+
+@numba.njit(inline="always")
+def _same(value):
+    return value
+
+
+# For each element type of x, spikes and gradients: how memory sees it, the type of the arithmetic, and the two conversions.
+ELEMENTS = {
+    "float32": (np.float32, np.float32, _same, _same),
+    "float64": (np.float64, np.float64, _same, _same),
+    "bfloat16": (np.uint16, np.float32, _bfloat16_to_float32, _float32_to_bfloat16),
+    "float16": (np.uint16, np.float32, _half_to_float32, _float32_to_half),
+}

@@ -1,0 +1,106 @@
+"""Running a compiled loop on all cores.
+
+A CPU kernel is a C function of one pointer, to a record of arguments. Every worker runs the same function on the same record and takes the next
+chunk of neurons from the record's ticket until none is left, so it does not matter who the workers are. On Linux they are torch's own OpenMP
+threads: a second pool would compete with torch's, whose threads spin for milliseconds after each operator. Elsewhere they are Python threads
+(the call releases the GIL).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+CHUNK = 32768
+"""Neurons a worker takes at a time: 128 KiB a float32 operand, so a chunk's operands stay in the second-level cache."""
+
+
+@intrinsic
+def claim(typingctx, record):
+    """Take the next ticket: the record's first field, an int64, counts up atomically."""
+
+    def generate(context, builder, signature, args):
+        ticket = builder.bitcast(args[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", ticket, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(record), generate
+
+
+@intrinsic
+def pointer(typingctx, address):
+    """An integer address as a pointer for `numba.carray`."""
+    return types.voidptr(address), lambda context, builder, signature, args: builder.inttoptr(
+        args[0], ir.IntType(8).as_pointer()
+    )
+
+
+@intrinsic
+def at_least_8(typingctx, array, first, threshold):
+    """Eight comparisons `array[first + i] >= threshold` as the bits of one byte, bit i for element i, in one vector instruction."""
+
+    def generate(context, builder, signature, args):
+        array_type = signature.args[0]
+        element = context.get_data_type(array_type.dtype)
+        vector = ir.VectorType(element, 8)
+        data = builder.gep(context.make_array(array_type)(context, builder, args[0]).data, [args[1]])
+        values = builder.load(builder.bitcast(data, vector.as_pointer()), align=array_type.dtype.bitwidth // 8)
+        undefined = ir.Constant(vector, ir.Undefined)
+        lanes = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
+        limit = builder.shuffle_vector(
+            builder.insert_element(undefined, args[2], ir.Constant(ir.IntType(32), 0)), undefined, lanes
+        )
+        return builder.bitcast(builder.fcmp_ordered(">=", values, limit), ir.IntType(8))
+
+    return types.uint8(array, first, threshold), generate
+
+
+def compile_kernel(body: Callable, record: np.dtype) -> Callable[[int], None]:
+    """Compile `body(record_pointer)` to a C function; `record` starts with an int64 ticket."""
+    entry = numba.cfunc(types.void(types.CPointer(numba.from_dtype(record))))(body)
+    function = entry.ctypes
+    function.keep_alive = entry
+    return function
+
+
+def run(kernel: Callable[[int], None], record: np.ndarray, elements: int) -> None:
+    """Run a kernel over `elements` neurons with as many threads as torch would use."""
+    workers = min(torch.get_num_threads(), -(-elements // CHUNK))
+    address = record.ctypes.data
+    if workers <= 1:
+        kernel(ctypes.cast(address, kernel.argtypes[0]))
+    elif openmp := _torch_openmp():
+        openmp.GOMP_parallel(ctypes.cast(kernel, ctypes.c_void_p), address, workers, 0)
+    else:
+        others = [
+            _python_threads(workers).submit(kernel, ctypes.cast(address, kernel.argtypes[0]))
+            for _ in range(workers - 1)
+        ]
+        kernel(ctypes.cast(address, kernel.argtypes[0]))
+        for other in others:
+            other.result()
+
+
+@functools.cache
+def _torch_openmp() -> ctypes.CDLL | None:
+    library = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
+    if not library.exists():
+        return None
+    openmp = ctypes.CDLL(str(library))
+    openmp.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    openmp.GOMP_parallel.restype = None
+    return openmp
+
+
+@functools.cache
+def _python_threads(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, thread_name_prefix="stdl-kernel")

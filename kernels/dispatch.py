@@ -1,0 +1,45 @@
+"""Which backend runs a call."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+BACKENDS = ("auto", "triton", "cpu", "reference")
+
+
+def interpreting() -> bool:
+    """Whether Triton kernels run in Triton's own interpreter, on CPU tensors (TRITON_INTERPRET=1 before triton is imported)."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def check_name(backend: str) -> None:
+    """Reject a name that is no backend."""
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}: pass one of {', '.join(BACKENDS)}.")
+
+
+def choose(backend: str, device: torch.device) -> str:
+    """The backend for tensors on `device`: "triton", "cpu" or "reference". One asked for by name that cannot run is an error."""
+    check_name(backend)
+    if backend == "auto":
+        by_device = {"cuda": "triton", "cpu": "cpu", "meta": "reference"}  # ROCm devices are "cuda" to torch
+        if device.type not in by_device:
+            raise ValueError(
+                f'no fused kernel for device {device.type!r}: pass backend="reference", or move the tensors to cuda or cpu.'
+            )
+        return by_device[device.type]
+    if backend == "cpu" and device.type != "cpu":
+        raise ValueError(
+            f'backend "cpu" cannot run on {device.type} tensors: move them to the CPU, or pass backend="auto".'
+        )
+    if backend == "triton" and device.type != "cuda" and not interpreting():
+        raise ValueError(
+            f'backend "triton" needs tensors on a GPU, these are on {device.type}: pass backend="auto", or set TRITON_INTERPRET=1 to test the kernels.'
+        )
+    return backend

@@ -1,0 +1,58 @@
+"""The LIF step in plain PyTorch: what every other backend is measured against."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..surrogate import Surrogate, Triangle
+
+
+class Spike(torch.autograd.Function):
+    """1 where d >= 0, else 0; its gradient is the surrogate's."""
+
+    @staticmethod
+    def forward(ctx, d: Tensor, surrogate: Surrogate) -> Tensor:
+        ctx.save_for_backward(d)
+        ctx.surrogate = surrogate
+        return (d >= 0).to(d.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        (d,) = ctx.saved_tensors
+        return grad * ctx.surrogate(d), None
+
+
+def lif_step(
+    x: Tensor,
+    m_prev: Tensor,
+    decay: float = 0.1,
+    threshold: float = 1.0,
+    *,
+    reset: str = "soft",
+    reset_value: float = 0.0,
+    detach_reset: bool = False,
+    scale: float = 1.0,
+    surrogate: Surrogate = Triangle(),  # noqa: B008 - immutable
+) -> tuple[Tensor, Tensor]:
+    """One step: m = decay · reset(m_prev) + scale · x, spikes = m >= threshold. Returns (spikes, m); see lif/README.md."""
+    fired = Spike.apply(m_prev - threshold, surrogate)
+    if detach_reset:
+        fired = fired.detach()
+    if reset == "soft":
+        u = m_prev - threshold * fired
+    elif reset == "hard":
+        u = torch.where(fired.detach() > 0, reset_value, m_prev)
+        # Worth exactly 0, it carries the gradient d u / d fired; finite even where the membrane is not.
+        u = u + (reset_value - m_prev.detach().nan_to_num()) * (fired - fired.detach())
+    else:
+        u = m_prev
+    m = decay * u + scale * x.to(m_prev.dtype)
+    return Spike.apply(m - threshold, surrogate).to(x.dtype), m
+
+
+def lif_step_(x: Tensor, m: Tensor, decay: float = 0.1, threshold: float = 1.0, **options) -> Tensor:
+    """The same step online: the past is a constant, and `m` is overwritten with the new membrane."""
+    spikes, m_new = lif_step(x, m.detach(), decay, threshold, **options)
+    m.data.copy_(m_new.detach())
+    return spikes
