@@ -1,0 +1,84 @@
+"""What a user may write as a memory budget: a fraction, bytes, or "published"."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Exactly one of: a fraction of the whole network's footprint, bytes of peak memory, or the published configuration."""
+
+    fraction: float | None = None
+    size: int | None = None
+    published: bool = False
+
+
+def parse_budget(budget: float | str | Budget) -> Budget:
+    """Read a budget: 0.5 (fraction), 2e9 or "2GiB" (bytes), "published".
+
+    Example:
+        >>> parse_budget("2GiB").size
+        2147483648
+    """
+    if isinstance(budget, Budget):
+        return budget
+    if budget == "published":
+        return Budget(published=True)
+    if isinstance(budget, str):
+        found = re.fullmatch(r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*([a-z]*)\s*", budget, re.IGNORECASE)
+        if not found or found[2].upper() not in UNITS or found[1].count(".") > 1:
+            raise ValueError(
+                f'cannot read the budget {budget!r}: write a fraction (0.5), bytes ("2GiB", 2e9) or "published".'
+            )
+        value = float(found[1])
+        if found[2]:
+            return _size(value * UNITS[found[2].upper()], budget)
+        budget = value
+    if isinstance(budget, bool) or not isinstance(budget, int | float):
+        raise TypeError(
+            f'cannot read the budget {budget!r}: write a fraction (0.5), bytes ("2GiB", 2e9) or "published".'
+        )
+    if 0 < budget <= 1:
+        return Budget(fraction=float(budget))
+    return _size(budget, budget)
+
+
+def parse_bytes(size: float | str) -> int:
+    """Read an amount of memory, "24GiB" or 24e9, as bytes."""
+    found = parse_budget(size)
+    if found.size is None:
+        raise ValueError(f'{size!r} is no amount of memory: write bytes, for example "24GiB" or 24e9.')
+    return found.size
+
+
+def format_bytes(size: float) -> str:
+    """Bytes for people, in powers of ten as the paper counts: "1.74 GB"."""
+    for unit in ("B", "kB", "MB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"
+
+
+def _size(value: float, written: float | str) -> Budget:
+    if not math.isfinite(value) or value < 1:
+        raise ValueError(
+            f'the budget {written!r} is not positive: write a fraction up to 1 (0.5), or bytes ("2GiB", 2e9).'
+        )
+    return Budget(size=int(value))

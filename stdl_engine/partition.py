@@ -1,0 +1,50 @@
+"""Algorithm 1: cut a network into the fewest runs of units that each fit a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+def partition(footprints: Sequence[float], budget: float, labels: Sequence[str] | None = None) -> list[range]:
+    """The fewest runs of consecutive units whose footprints each add up to at most `budget`, in one pass.
+
+    Greedy is optimal here: closing a run later never makes the rest harder.
+
+    Example:
+        >>> partition([2, 2, 1, 3], budget=4)
+        [range(0, 2), range(2, 4)]
+    """
+    for index, needed in enumerate(footprints):
+        if needed > budget:
+            name = labels[index] if labels else f"unit {index}"
+            raise ValueError(
+                f"{name} alone needs {needed:g} of a budget of {budget:g}: the smallest budget is {max(footprints):g}."
+            )
+    runs, first, total = [], 0, 0.0
+    for index, needed in enumerate(footprints):
+        if total + needed > budget:
+            runs.append(range(first, index))
+            first, total = index, 0.0
+        total += needed
+    return [*runs, range(first, len(footprints))] if footprints else []
+
+
+def partition_by(count: int, fits: Callable[[range], bool]) -> list[range]:
+    """The same greedy walk where whether a run fits is not a sum: each run is as long as `fits` allows.
+
+    The rest of the network is tried first, as the last run may fit whole (it needs no auxiliary network) where a shorter one does not.
+    Raises LookupError with the index of the first unit that fits in no run.
+    """
+    runs, first = [], 0
+    while first < count:
+        rest = range(first, count)
+        if not fits(rest):
+            last = first
+            while last + 1 < count and fits(range(first, last + 1)):
+                last += 1
+            if last == first:
+                raise LookupError(first)
+            rest = range(first, last)
+        runs.append(rest)
+        first = rest.stop
+    return runs

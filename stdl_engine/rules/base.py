@@ -1,0 +1,235 @@
+"""What all learning rules share: subnetworks, one optimizer each, a training step, prediction, and checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..memory.spikes import keep, packed_spikes, restore
+from ..neurons import Neuron, reset_states
+from ..stream import subnetwork_major, time_major
+from ..subnetworks import Network, Plan, Subnetwork, build, plan_of_layers
+
+MEMORY = ("lean", "paper")
+ORDERS = ("subnetwork", "time")
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one training step gives: tensors on the model's device, cut from the graph.
+
+    Attributes:
+        loss: of the last subnetwork, the network's own classifier.
+        losses: of every subnetwork, in order; each is the sum over time steps of cross-entropy / T.
+        logits: the network's prediction, the mean over time steps, [batch, classes].
+    """
+
+    loss: Tensor
+    losses: list[Tensor]
+    logits: Tensor
+
+
+class Rule:
+    """A way to train a model: `step` learns from one batch, `predict` runs the plain network.
+
+    Args:
+        model: an `nn.Sequential` of units ending in a `Head`.
+        optimizer: makes an optimizer from parameters, for example `functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)`;
+            called once for each subnetwork.
+        sample: one batch of input without time, [B, ...]; only its shape is read.
+        schedule: makes a learning-rate scheduler from an optimizer; `advance_schedule` steps all of them.
+        memory: "lean" keeps spikes as bits and one subnetwork alive at a time; "paper" is the plain form. Same results to the last bit.
+        order: "subnetwork" or "time" runs subnetworks in the inner or the outer loop; the default is "subnetwork" for lean, "time" for paper.
+
+    A subclass says how the network is cut (`make_plan`) and may say how a subnetwork learns from one time step (`learn`).
+    """
+
+    online = True
+    """Whether the past is a constant to the gradient."""
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        sample: Tensor,
+        *,
+        schedule: Callable[[Optimizer], LRScheduler] | None = None,
+        memory: str = "lean",
+        order: str | None = None,
+    ) -> None:
+        if memory not in MEMORY:
+            raise ValueError(f"unknown memory {memory!r}: pass one of {', '.join(MEMORY)}.")
+        self.model, self.memory = model, memory
+        self.order = order or ("subnetwork" if memory == "lean" else "time")
+        if self.order not in ORDERS:
+            raise ValueError(f"unknown order {order!r}: pass one of {', '.join(ORDERS)}.")
+        self.network = Network(model, tuple(sample.shape[1:]), memory)
+        self.plan = self.make_plan()
+        self.subnetworks = self.build_subnetworks()
+        for module in self.modules():
+            if isinstance(module, Neuron):
+                module.online, module.in_place = self.online, memory == "lean"
+        self.optimizers = [optimizer([p for p in part.parameters() if p.requires_grad]) for part in self.subnetworks]
+        self.schedulers = [schedule(o) for o in self.optimizers] if schedule else []
+
+    def make_plan(self) -> Plan:
+        """How the network is cut; the default is not at all."""
+        return plan_of_layers(self.network, [(range(len(self.network.units)), None)])
+
+    def build_subnetworks(self) -> list[Subnetwork]:
+        """The subnetworks of the plan, auxiliary networks included."""
+        return build(self.network, self.plan)
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Every module that takes part in training."""
+        for subnetwork in self.subnetworks:
+            yield from subnetwork.modules()
+
+    def step(self, x: Tensor, y: Tensor, T: int) -> StepResult:
+        """Train on one batch: x is [B, ...], shown T times, or a sequence [T, B, ...]; y the labels, [B]. One optimizer step."""
+        frames = self._frames(x, T)
+        self._check_batch(frames[0], y)
+        self._start(y, T)
+        if self.order == "time":
+            time_major(self.subnetworks, frames, self.learn, self.finish)
+        else:
+            small = (keep, restore) if self.memory == "lean" else (_same, _same)
+            subnetwork_major(self.subnetworks, frames, self.learn, self.finish, *small)
+        losses = [self._losses[part] for part in self.subnetworks]
+        result = StepResult(losses[-1], losses, self._logits / T)
+        del self._losses, self._logits, self._labels
+        return result
+
+    def learn(self, subnetwork: Subnetwork, t: int, x: Tensor) -> Tensor:
+        """One time step of one subnetwork: forward, loss, and the gradient of this step added to the others."""
+        output, loss = self.forward(subnetwork, x)
+        loss.backward()
+        return output
+
+    def forward(self, subnetwork: Subnetwork, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Output of a subnetwork, cut from the graph, and its loss of this time step."""
+        with packed_spikes() if self.memory == "lean" else contextlib.nullcontext():
+            output = subnetwork.units(x)
+            logits = subnetwork.classifier(output)
+        loss = cross_entropy(logits, self._labels) / self._steps
+        self._losses[subnetwork] = self._losses.get(subnetwork, 0) + loss.detach()
+        if subnetwork.is_last:
+            self._logits = self._logits + logits.detach()
+        return output.detach(), loss
+
+    def finish(self, subnetwork: Subnetwork) -> None:
+        """After all time steps of a subnetwork: its optimizer steps, its gradients and states are freed."""
+        optimizer = self.optimizers[self.subnetworks.index(subnetwork)]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        reset_states(subnetwork)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, T: int) -> Tensor:
+        """Logits of the plain network in evaluation mode, the mean over T time steps; auxiliary networks take no part."""
+        frames = self._frames(x, T)
+        was_training = self.model.training
+        self.model.eval()
+        reset_states(self.model)
+        try:
+            total = 0
+            for frame in frames:
+                total = total + self.model(frame)
+        finally:
+            reset_states(self.model)
+            self.model.train(was_training)
+        return total / T
+
+    def advance_schedule(self) -> None:
+        """Step the learning-rate schedule of every subnetwork, once an epoch."""
+        for scheduler in self.schedulers:
+            scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs: model, auxiliary networks, optimizers, schedules."""
+        return {
+            "rule": type(self).__name__,
+            "model": self.model.state_dict(),
+            "auxiliary": [part.classifier.state_dict() for part in self.subnetworks if not part.is_last],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "plan": str(self.plan),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave; the rule, the model and the partition must be the same."""
+        if state["rule"] != type(self).__name__:
+            raise ValueError(
+                f"the checkpoint was made by {state['rule']}, this is {type(self).__name__}: build the same rule."
+            )
+        auxiliary = [part.classifier for part in self.subnetworks if not part.is_last]
+        found = [len(state[name]) for name in ("auxiliary", "optimizers", "schedulers")]
+        here = [len(auxiliary), len(self.optimizers), len(self.schedulers)]
+        if found != here:
+            raise ValueError(
+                f"the checkpoint has {found[0]} auxiliary networks, {found[1]} optimizers and {found[2]} schedules, here there are "
+                f"{here[0]}, {here[1]} and {here[2]}: build the rule with the same budget and schedule. Its plan was:\n{state['plan']}"
+            )
+        self.model.load_state_dict(state["model"])
+        for kind, owners in (
+            ("auxiliary", auxiliary),
+            ("optimizers", self.optimizers),
+            ("schedulers", self.schedulers),
+        ):
+            for owner, values in zip(owners, state[kind], strict=True):
+                owner.load_state_dict(values)
+
+    def _start(self, y: Tensor, T: int) -> None:
+        self._labels, self._steps, self._losses, self._logits = y, T, {}, 0
+        for subnetwork in self.subnetworks:
+            subnetwork.train()
+            reset_states(subnetwork)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def _frames(self, x: Tensor, T: int) -> list[Tensor]:
+        if not isinstance(T, int) or isinstance(T, bool) or T < 1:
+            raise ValueError(f"T is {T!r}: the number of time steps must be a whole number from 1 up.")
+        expected = 1 + len(self.network.in_shape)
+        if x.ndim not in (expected, expected + 1):
+            raise ValueError(
+                f"the input has shape {tuple(x.shape)}: pass [B, {', '.join(map(str, self.network.in_shape))}], or a sequence with T in front."
+            )
+        if x.ndim == expected:
+            return [x] * T
+        if len(x) != T:
+            raise ValueError(f"the sequence has {len(x)} frames and T is {T}: pass T={len(x)}, or T frames.")
+        return list(x)
+
+    def _check_batch(self, x: Tensor, y: Tensor) -> None:
+        if y.shape != x.shape[:1] or y.is_floating_point():
+            raise ValueError(
+                f"the labels have shape {tuple(y.shape)} and dtype {y.dtype}: pass one whole number for each of {len(x)} samples."
+            )
+        classes = self.network.head.num_classes
+        if len(x) == 0:
+            raise ValueError("the batch is empty: pass at least two samples.")
+        if len(x) == 1 and any(isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) for module in self.modules()):
+            raise ValueError(
+                "batch norm cannot learn from a batch of one: pass two samples or more (drop_last=True in a DataLoader)."
+            )
+        if not _is_fake(y) and (y.min() < 0 or y.max() >= classes):
+            raise ValueError(
+                f"labels run from {y.min()} to {y.max()}, the network has {classes} classes: they must be 0 to {classes - 1}."
+            )
+
+
+def _same(t: Tensor) -> Tensor:
+    return t
+
+
+def _is_fake(t: Tensor) -> bool:
+    return isinstance(t, torch._subclasses.FakeTensor) or t.is_meta

@@ -1,0 +1,24 @@
+"""Backpropagation through time: exact gradients through space and time, and memory that grows with T."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..subnetworks import Subnetwork
+from .base import Rule
+
+
+class BPTT(Rule):
+    """The whole network at once; the gradient runs back through all layers and all time steps after the last one."""
+
+    online = False
+
+    def learn(self, subnetwork: Subnetwork, t: int, x: Tensor) -> Tensor:
+        output, loss = self.forward(subnetwork, x)
+        self._total = loss if t == 0 else self._total + loss
+        return output
+
+    def finish(self, subnetwork: Subnetwork) -> None:
+        self._total.backward()
+        del self._total
+        super().finish(subnetwork)

@@ -1,0 +1,39 @@
+"""Local learning with linear classifiers: ELL, DECOLLE and K even groups."""
+
+from __future__ import annotations
+
+from ..subnetworks import Plan, Subnetwork, plan_with_linear_heads
+from .base import Rule
+
+
+class EvenLocal(Rule):
+    """K groups of about equally many units, each learning from a linear classifier of its own."""
+
+    def __init__(self, *args, K: int, **options) -> None:
+        self.K = K
+        super().__init__(*args, **options)
+
+    def make_plan(self) -> Plan:
+        count = len(self.network.units)
+        if not 1 <= self.K <= count:
+            raise ValueError(f"K is {self.K}: this network has {count} units, so K must be 1 to {count}.")
+        edges = [round(group * count / self.K) for group in range(self.K + 1)]
+        return plan_with_linear_heads(self.network, [range(a, b) for a, b in zip(edges, edges[1:], strict=False)])
+
+
+class ELL(EvenLocal):
+    """Every unit alone, each with a trainable classifier."""
+
+    def __init__(self, model, *args, **options) -> None:
+        super().__init__(model, *args, K=max(1, len(model) - 1), **options)
+
+
+class DECOLLE(ELL):
+    """Every unit alone, each with a random classifier that never changes; its gradient still reaches the unit."""
+
+    def build_subnetworks(self) -> list[Subnetwork]:
+        subnetworks = super().build_subnetworks()
+        for subnetwork in subnetworks:
+            if not subnetwork.is_last:
+                subnetwork.classifier.requires_grad_(False)
+        return subnetworks

@@ -1,0 +1,40 @@
+"""Spatio-temporal decoupled learning: subnetworks under a memory budget, each learning online from an auxiliary network."""
+
+from __future__ import annotations
+
+from ..auxiliary import VARIANTS
+from ..budgets import Budget, parse_budget
+from ..published import published_rows
+from ..subnetworks import Plan, Subnetwork, build, plan_of_layers, plan_within
+from .base import Rule
+
+
+class STDL(Rule):
+    """Cuts the network by Algorithm 1 and gives every subnetwork but the last the deepest auxiliary network that fits.
+
+    Args (beyond `Rule`):
+        budget: a fraction of the whole network's footprint (0.5), bytes of a training step's peak ("2GiB", 2e9), or "published".
+        variant: how auxiliary networks are made: "stdl", or an ablation: "conv3x3", "conv1x1", "two_layer", "linear", "depth_only".
+        layerwise: make every unit a subnetwork instead (ablation).
+
+    Example:
+        >>> rule = STDL(model, optimizer=functools.partial(torch.optim.SGD, lr=0.1), sample=x, budget=0.5)
+        >>> print(rule.plan)
+        >>> result = rule.step(x, y, T=4)
+    """
+
+    def __init__(
+        self, *args, budget: float | str | Budget = 0.5, variant: str = "stdl", layerwise: bool = False, **options
+    ) -> None:
+        if variant not in VARIANTS:
+            raise ValueError(f"unknown variant {variant!r}: choose from {', '.join(VARIANTS)}.")
+        self.budget, self.variant, self.layerwise = parse_budget(budget), VARIANTS[variant], layerwise
+        super().__init__(*args, **options)
+
+    def make_plan(self) -> Plan:
+        if self.budget.published:
+            return plan_of_layers(self.network, published_rows(self.model))
+        return plan_within(self.network, self.budget.fraction * self.network.total, self.variant, self.layerwise)
+
+    def build_subnetworks(self) -> list[Subnetwork]:
+        return build(self.network, self.plan, self.variant)
