@@ -1,4 +1,4 @@
-"""The names a surrogate may use (`where`, `abs`, `exp`) for numba, written so that LLVM vectorises loops that call them."""
+"""The names a surrogate may use (`where`, `abs`, `exp`) for numba, so written that LLVM vectorises loops with them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import numba
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
@@ -14,7 +15,7 @@ _LOG2E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693145751953125)
 _LN2_LOW = np.float32(1.42860682030941723212e-6)
 _LOWEST = np.float32(-87.0)  # below this exp is under the smallest normal float32: take it as exp(-87) ~ 1.6e-38
-_POLYNOMIAL = tuple(np.float32(c) for c in (1.0, 1.0, 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720))
+_POLYNOMIAL = tuple(np.float32(c) for c in (1.0, 1.0, 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040))
 
 
 @numba.njit(inline="always")
@@ -34,15 +35,20 @@ def exp(x):
 
 @overload(exp, inline="always")
 def _exp(x):
-    return _exp_float32 if x == types.float32 else math.exp
+    return _exp_float32 if x == types.float32 else _exp_float64
+
+
+def _exp_float64(x):
+    return math.exp(x)
 
 
 def _exp_float32(x):
     # libm's scalar expf would keep the loop from vectorising (5x slower): exp(x) = 2^k · e^r with |r| <= ln2 / 2.
-    x = x if not x < _LOWEST else _LOWEST  # NaN stays NaN
-    k = np.rint(x * _LOG2E)
-    r = (x - k * _LN2_HIGH) - k * _LN2_LOW
-    p = _POLYNOMIAL[6]
+    clamped = max(x, _LOWEST)  # NaN stays NaN
+    k = np.rint(clamped * _LOG2E)
+    r = (clamped - k * _LN2_HIGH) - k * _LN2_LOW
+    p = _POLYNOMIAL[7]
+    p = p * r + _POLYNOMIAL[6]
     p = p * r + _POLYNOMIAL[5]
     p = p * r + _POLYNOMIAL[4]
     p = p * r + _POLYNOMIAL[3]
@@ -98,10 +104,15 @@ def _same(value):
     return value
 
 
-# For each element type of x, spikes and gradients: how memory sees it, the type of the arithmetic, and the two conversions.
+# For each element type of x, spikes and gradients: how memory sees it, the type of the arithmetic, both conversions.
 ELEMENTS = {
     "float32": (np.float32, np.float32, _same, _same),
     "float64": (np.float64, np.float64, _same, _same),
     "bfloat16": (np.uint16, np.float32, _bfloat16_to_float32, _float32_to_bfloat16),
     "float16": (np.uint16, np.float32, _half_to_float32, _float32_to_half),
 }
+
+
+def element(dtype: torch.dtype) -> tuple:
+    """The row of `ELEMENTS` for a torch dtype."""
+    return ELEMENTS[str(dtype).removeprefix("torch.")]

@@ -10,7 +10,10 @@ BACKENDS = ("auto", "triton", "cpu", "reference")
 
 
 def interpreting() -> bool:
-    """Whether Triton kernels run in Triton's own interpreter, on CPU tensors (TRITON_INTERPRET=1 before triton is imported)."""
+    """Whether Triton kernels run in Triton's own interpreter, on CPU tensors.
+
+    It is so when TRITON_INTERPRET=1 was set before triton was imported.
+    """
     if importlib.util.find_spec("triton") is None:
         return False
     import triton
@@ -25,13 +28,18 @@ def check_name(backend: str) -> None:
 
 
 def choose(backend: str, device: torch.device) -> str:
-    """The backend for tensors on `device`: "triton", "cpu" or "reference". One asked for by name that cannot run is an error."""
+    """The backend for tensors on `device`: "triton", "cpu" or "reference".
+
+    One asked for by name that cannot run is an error.
+    """
     check_name(backend)
     if backend == "auto":
-        by_device = {"cuda": "triton", "cpu": "cpu", "meta": "reference"}  # ROCm devices are "cuda" to torch
+        # ROCm devices are "cuda"; on meta only shapes are asked for.
+        by_device = {"cuda": "triton", "cpu": "cpu", "meta": "cpu"}
         if device.type not in by_device:
             raise ValueError(
-                f'no fused kernel for device {device.type!r}: pass backend="reference", or move the tensors to cuda or cpu.'
+                f'no fused kernel for device {device.type!r}: pass backend="reference", or move the tensors to cuda or '
+                "cpu."
             )
         return by_device[device.type]
     if backend == "cpu" and device.type != "cpu":
@@ -40,6 +48,7 @@ def choose(backend: str, device: torch.device) -> str:
         )
     if backend == "triton" and device.type != "cuda" and not interpreting():
         raise ValueError(
-            f'backend "triton" needs tensors on a GPU, these are on {device.type}: pass backend="auto", or set TRITON_INTERPRET=1 to test the kernels.'
+            f'backend "triton" needs tensors on a GPU, these are on {device.type}: pass backend="auto", or set '
+            "TRITON_INTERPRET=1 to test the kernels."
         )
     return backend

@@ -8,12 +8,25 @@ from torch import Tensor
 
 def is_dense(t: Tensor) -> bool:
     """Whether the elements fill one run of memory with no gap and no overlap, in any order of dimensions."""
-    return t.is_contiguous() or torch._prims_common.is_non_overlapping_and_dense(t)
+    if t.is_contiguous():
+        return True
+    # From the innermost dimension out, each must span what those before it fill. Not sorted: under torch.compile sizes
+    # may be symbols, which have no order.
+    left = [(size, stride) for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1]
+    filled = 1
+    while left:
+        inner = [size for size, stride in left if stride == filled]
+        if len(inner) != 1:
+            return False
+        left = [(size, stride) for size, stride in left if stride != filled]
+        filled *= inner[0]
+    return True
 
 
 def like(t: Tensor, pattern: Tensor) -> Tensor:
-    """`t` with the strides of the dense tensor `pattern`; no copy if it has them already."""
-    if t.stride() == pattern.stride():
+    """`t` in the memory order of the dense tensor `pattern`; no copy if it has it already."""
+    # The stride of a dimension of one element says nothing: convolutions and reshapes leave any number there.
+    if all(n == 1 or mine == other for n, mine, other in zip(t.shape, t.stride(), pattern.stride(), strict=True)):
         return t
     return torch.empty_strided(pattern.shape, pattern.stride(), dtype=t.dtype, device=t.device).copy_(t)
 

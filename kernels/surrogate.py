@@ -1,9 +1,10 @@
 """Surrogate gradients: what stands in for the derivative of the spike, one definition each for every backend.
 
-A surrogate is a function of `d = m - threshold` and two runtime scalars `a`, `b`, worked out once from the user's parameter. The functions below
-use only the names `xp.where`, `xp.abs` and `xp.exp`, which torch, triton.language and our CPU maths share: `gradient_for(xp)` rebinds `xp`,
-so the reference, the Triton kernels and the CPU kernels compile the same source. They hold no numeric literal but the 0 in `where`,
-because a literal would widen float32 arithmetic in numba.
+A surrogate is a function of `d = m - threshold` and two runtime scalars `a`, `b`, worked out once from the user's
+parameter. The functions below use only the names `xp.where`, `xp.abs` and `xp.exp`, which torch, triton.language and
+our CPU maths share: `gradient_for(xp)` rebinds `xp`, so the reference, the Triton kernels and the CPU kernels compile
+the same source. They hold no numeric literal but the 0 in `where`, because a literal would widen float32 arithmetic in
+numba.
 
 Definitions follow SpikingJelly's; `Triangle` is its PiecewiseQuadratic with width 1/alpha.
 """
@@ -69,7 +70,8 @@ class Surrogate:
 
     def __call__(self, d: Any) -> Any:
         """The surrogate gradient at `d = m - threshold`, in plain PyTorch."""
-        return FORMS[self.form](d, *self.constants)
+        # As tensors: torch.where of two plain numbers would give the default dtype, not that of d.
+        return FORMS[self.form](d, *(d.new_full((), constant) for constant in self.constants))
 
 
 @dataclass(frozen=True)

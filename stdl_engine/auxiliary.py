@@ -1,9 +1,11 @@
-"""Auxiliary networks: from a subnetwork's later layers, the deepest ordered choice that fits the budget, then a classifier.
+"""Auxiliary networks: from a subnetwork's later layers, the deepest ordered choice that fits the budget, then a
+classifier.
 
-A chosen layer keeps its own output channels and its own output resolution. With f = resolution so far / its own, a residual block takes stride
-min(f, 2) and whatever is left of f is average-pooled first; a conv unit has no stride and pools all of f. What a layer costs thus
-depends on the layer chosen before it and on nothing else, so the choice is a path through the later layers and is found by dynamic
-programming over (depth, last layer, footprint so far) instead of by enumerating subsets.
+A chosen layer keeps its own output channels and its own output resolution. With f = resolution so far / its own, a
+residual block takes stride min(f, 2) and whatever is left of f is average-pooled first; a conv unit has no stride and
+pools all of f. What a layer costs thus depends on the layer chosen before it and on nothing else, so the choice is a
+path through the later layers and is found by dynamic programming over (depth, last layer, footprint so far) instead
+of by enumerating subsets.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from .footprint import footprint
-from .units import ConvUnit, Head, PooledHead, ResidualBlock, Unit
+from .memory.layers import SpikeAvgPool2d
+from .units import ConvUnit, Head, PooledHead, ResidualBlock, Unit, shapes_only
 
 Shape = tuple[int, ...]
 
@@ -30,7 +32,9 @@ class Layer:
 
 
 def fitted(unit: Unit, index: int, own_shape: Shape, in_shape: Shape) -> Layer:
-    """How `unit`, whose output in the network is `own_shape`, takes part in an auxiliary network on a map of `in_shape`."""
+    """How `unit`, whose output in the network is `own_shape`, takes part in an auxiliary network on a map of
+    `in_shape`.
+    """
     factor = max(1, round(in_shape[-1] / own_shape[-1])) if len(own_shape) > 1 else 1
     stride = min(factor, unit.max_stride)
     return Layer(index, pool=factor // stride, stride=stride)
@@ -59,7 +63,9 @@ class Variant:
     build: Callable[[Unit, int, int], Unit] = keep_kind
     max_depth: int | None = None
     prefer: str = "footprint"
-    """Among choices of equal depth: the largest total "footprint", or with "depth" the smallest (depth is all that counts)."""
+    """Among choices of equal depth: the largest total "footprint", or with "depth" the smallest (depth is all that
+    counts).
+    """
 
 
 VARIANTS = {
@@ -85,18 +91,22 @@ class Search:
         unit = self.units[index]
         key = (type(unit), unit.label, self.shapes[index], layer.pool, layer.stride, in_shape)
         if key not in self._costs:
-            with torch.device("meta"):
+            with shapes_only():
                 self._costs[key] = footprint(nn.Sequential(*self._modules(layer, in_shape)), in_shape, self.memory)[0]
         return self._costs[key]
 
     def smallest(self, last: int) -> float:
-        """The least footprint an auxiliary network behind unit `last` can have: one layer, or none if the variant allows none."""
+        """The least footprint an auxiliary network behind unit `last` can have: one layer, or none if the variant
+        allows none.
+        """
         if self.variant.max_depth == 0:
             return 0.0
         return min((self.cost(index, self.shapes[last]) for index in range(last + 1, len(self.units))), default=0.0)
 
     def best(self, last: int, budget: float) -> tuple[list[Layer], float]:
-        """The layers behind unit `last`: most layers within `budget`, then most (or least) footprint. Returns them and their cost."""
+        """The layers behind unit `last`: most layers within `budget`, then most (or least) footprint. Returns them
+        and their cost.
+        """
         choices: dict[int, dict[float, tuple[int, ...]]] = {last: {0.0: ()}}
         depth, deepest = 0, choices
         while choices and depth != self.variant.max_depth:
@@ -113,7 +123,9 @@ class Search:
         return layers, total
 
     def _one_deeper(self, choices: dict, budget: float) -> dict:
-        """All (last layer, total) one layer deeper that fit, each with one path; equal totals keep the path of later layers."""
+        """All (last layer, total) one layer deeper that fit, each with one path; equal totals keep the path of later
+        layers.
+        """
         deeper: dict[int, dict[float, tuple[int, ...]]] = {}
         for previous, totals in choices.items():
             for index in range(previous + 1, len(self.units)):
@@ -136,5 +148,5 @@ class Search:
         return nn.Sequential(*modules, Head(shape[0], num_classes))
 
     def _modules(self, layer: Layer, in_shape: Shape) -> list[nn.Module]:
-        pool = [nn.AvgPool2d(layer.pool)] if layer.pool > 1 else []
+        pool = [SpikeAvgPool2d(layer.pool)] if layer.pool > 1 else []
         return [*pool, self.variant.build(self.units[layer.index], in_shape[0], layer.stride)]

@@ -22,7 +22,9 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Budget:
-    """Exactly one of: a fraction of the whole network's footprint, bytes of peak memory, or the published configuration."""
+    """Exactly one of: a fraction of the whole network's footprint, bytes of peak memory, or the published
+    configuration.
+    """
 
     fraction: float | None = None
     size: int | None = None

@@ -1,4 +1,6 @@
-"""Train a small spiking network on scikit-learn's digits: `python -m stdl_engine.demo`, about ten seconds on two CPU cores."""
+"""Train a small spiking network on scikit-learn's digits: `python -m stdl_engine.demo`, about ten seconds on two CPU
+cores.
+"""
 
 from __future__ import annotations
 

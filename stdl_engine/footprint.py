@@ -1,8 +1,9 @@
 """What a part of a network keeps in memory during a training step, in elements a sample, counted without running it.
 
-The paper's count ("paper"): three maps a neuron layer (the conv output kept for batch norm, the membrane, the spikes), one a shortcut conv,
-one a pool. As every neuron layer follows one conv, that is one map for each conv or pool and two for each neuron layer, so a
-user's own block is counted by what it is made of. "lean" is the same network with spikes as bits: 1 + 1/32 maps a neuron layer.
+The paper's count ("paper"): three maps a neuron layer (the conv output kept for batch norm, the membrane, the
+spikes), one a shortcut conv, one a pool. As every neuron layer follows one conv, that is one map for each conv or
+pool and two for each neuron layer, so a user's own block is counted by what it is made of. "lean" is the same network
+with spikes as bits: 1 + 1/32 maps a neuron layer.
 """
 
 from __future__ import annotations

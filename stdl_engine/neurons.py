@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from .kernels import dispatch
-from .kernels.lif import lif_step, lif_step_
+from .kernels.lif import lif_reset, lif_step, lif_step_
 from .kernels.lif.ops import STATE_DTYPE, check_parameters
 from .kernels.surrogate import Surrogate, Triangle, as_surrogate
 
 
 class Neuron(nn.Module):
-    """What all neuron layers share: a state that starts at nothing, follows the module, and stays out of the state_dict.
+    """What all neuron layers share: a state that starts at nothing, follows the module and is not in the state_dict.
 
     A subclass implements `step`, one time step from `self.membrane` to the next.
     """
@@ -28,6 +28,11 @@ class Neuron(nn.Module):
         dispatch.check_name(backend)
         self.online, self.step_mode, self.backend = online, step_mode, backend
         self.membrane: Tensor | None = None
+        self.memory: str | None = None
+        """Set by learning rules. "lean": spikes are also written as bits. "paper": the plain form, whose state is the
+        membrane after reset. Same spikes and gradients to the last bit."""
+        self.overwrite = False
+        """Whether lean memory may write the spikes over the input; set by a unit that needs it for nothing else."""
 
     def step(self, x: Tensor, in_place: bool) -> Tensor:
         """Advance the state by one time step and return the spikes; with `in_place` over the old state."""
@@ -43,14 +48,15 @@ class Neuron(nn.Module):
     def _step(self, x: Tensor, in_place: bool) -> Tensor:
         if x.dtype not in STATE_DTYPE:
             raise TypeError(
-                f"{type(self).__name__} got {x.dtype} input: pass float32, float16, bfloat16 or float64, for example x.float()."
+                f"{type(self).__name__} got {x.dtype} input: pass float32, float16, bfloat16 or float64, for example "
+                "x.float()."
             )
         if self.membrane is None:
             self.membrane = torch.zeros_like(x, dtype=STATE_DTYPE[x.dtype], requires_grad=False)
         elif self.membrane.shape != x.shape:
             raise ValueError(
-                f"{type(self).__name__} holds the state of input {tuple(self.membrane.shape)} and got {tuple(x.shape)}: "
-                "call reset_states(model) before a new sequence."
+                f"{type(self).__name__} holds the state of input {tuple(self.membrane.shape)} and got "
+                f"{tuple(x.shape)}: call reset_states(model) before a new sequence."
             )
         elif self.online and self.membrane.requires_grad:
             self.membrane = self.membrane.detach()
@@ -67,11 +73,13 @@ class Neuron(nn.Module):
 
     def _apply(self, fn, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        if self.membrane is not None:
-            moved = fn(self.membrane.detach())
-            self.membrane = (
-                moved if moved.dtype == torch.float64 else moved.to(torch.float32)
-            )  # .half() leaves the state in float32
+        if self.membrane is None:
+            return self
+        with torch.no_grad():
+            moved = fn(self.membrane)  # the same object, history and all, where there is nothing to change
+            if moved.dtype not in STATE_DTYPE.values():  # .half() and .bfloat16(): the state stays as exact as it is
+                moved = self.membrane.to(moved.device)
+        self.membrane = moved
         return self
 
     def __getstate__(self) -> dict:
@@ -97,8 +105,9 @@ class FusedLIF(Neuron):
         threshold: membrane at which a neuron fires.
         reset: after a spike, "soft" subtracts the threshold, "hard" sets `reset_value`, "none" does nothing.
         surrogate: stands in for the derivative of the spike, for example `Triangle(1.0)` or "atan".
-        online: False gives exact gradients through time. True takes the past as a constant and updates the state in place: nothing is kept for
-            backward but the state itself, and each step's backward must run before the next step.
+        online: False gives exact gradients through time. True takes the past as a constant and updates the state in
+            place: nothing is kept for backward but the state itself, and each step's backward must run before the next
+            step.
         step_mode: "s" takes one time step a call, "m" a whole sequence [T, ...].
         backend: "auto" (by device), "triton", "cpu" or "reference".
         reset_value: where a hard reset goes.
@@ -136,11 +145,26 @@ class FusedLIF(Neuron):
     def step(self, x: Tensor, in_place: bool) -> Tensor:
         options = {"reset": self.reset_mode, "reset_value": self.reset_value, "scale": self.scale}
         options |= {"surrogate": self.surrogate, "backend": self.backend}
+        if self.memory == "paper":
+            return self._plain_step(x)
+        lean = self.memory == "lean" and not torch.compiler.is_compiling()
         if in_place:
-            return lif_step_(x, self.membrane, self.decay, self.threshold, **options)
+            overwrite = self.overwrite and lean
+            return lif_step_(x, self.membrane, self.decay, self.threshold, overwrite=overwrite, **options)
         spikes, self.membrane = lif_step(
-            x, self.membrane, self.decay, self.threshold, detach_reset=self.detach_reset, **options
+            x, self.membrane, self.decay, self.threshold, detach_reset=self.detach_reset, pack=lean, **options
         )
+        return spikes
+
+    def _plain_step(self, x: Tensor) -> Tensor:
+        spikes, m = lif_step(
+            x, self.membrane, self.decay, self.threshold, reset="none", scale=self.scale,
+            surrogate=self.surrogate, backend=self.backend,
+        )  # fmt: skip
+        self.membrane = lif_reset(
+            m.detach() if self.online else m, self.threshold, reset=self.reset_mode, reset_value=self.reset_value,
+            detach_reset=self.detach_reset, surrogate=self.surrogate,
+        )  # fmt: skip
         return spikes
 
     def extra_repr(self) -> str:

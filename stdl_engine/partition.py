@@ -32,8 +32,8 @@ def partition(footprints: Sequence[float], budget: float, labels: Sequence[str] 
 def partition_by(count: int, fits: Callable[[range], bool]) -> list[range]:
     """The same greedy walk where whether a run fits is not a sum: each run is as long as `fits` allows.
 
-    The rest of the network is tried first, as the last run may fit whole (it needs no auxiliary network) where a shorter one does not.
-    Raises LookupError with the index of the first unit that fits in no run.
+    The rest of the network is tried first, as the last run may fit whole (it needs no auxiliary network) where a
+    shorter one does not. Raises LookupError with the index of the first unit that fits in no run.
     """
     runs, first = [], 0
     while first < count:

@@ -1,4 +1,6 @@
-"""The four published configurations of the method, by architecture: runs of units, and which later units make each auxiliary network."""
+"""The four published configurations of the method, by architecture: runs of units, and which later units make each
+auxiliary network.
+"""
 
 from __future__ import annotations
 

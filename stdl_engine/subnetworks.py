@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -13,20 +12,28 @@ from torch import Tensor, nn
 from .auxiliary import VARIANTS, Layer, Search, Shape, Variant, fitted
 from .footprint import footprint
 from .partition import partition_by
-from .units import Head, Unit, label_of
+from .units import Head, copy_of_shapes, label_of, shapes_only
 
 
 class Subnetwork(nn.Module):
-    """A run of units and the classifier it learns from: its auxiliary network, or for the last one the model's own head."""
+    """A run of units and the classifier it learns from: its auxiliary network, or for the last one the model's own
+    head.
+    """
 
     def __init__(self, units: nn.Sequential, classifier: nn.Module, is_last: bool) -> None:
         super().__init__()
         self.units, self.classifier, self.is_last = units, classifier, is_last
 
+    def classifier_layers(self) -> list[nn.Module]:
+        """The parts of the auxiliary network in order, or the head alone."""
+        return list(self.classifier) if isinstance(self.classifier, nn.Sequential) else [self.classifier]
+
 
 @dataclass(frozen=True)
 class Part:
-    """One planned subnetwork: which units, which auxiliary layers (None for the last, which has the head), and its footprint."""
+    """One planned subnetwork: which units, which auxiliary layers (None for the last, which has the head), and its
+    footprint.
+    """
 
     units: range
     auxiliary: tuple[Layer, ...] | None
@@ -68,13 +75,14 @@ class Plan:
 
 
 class Network:
-    """A model as the planner sees it: its units with the shape each one gives and its footprint, without running anything."""
+    """A model as the planner sees it: its units with the shape each one gives and its footprint, without running
+    anything.
+    """
 
     def __init__(self, model: nn.Sequential, in_shape: Shape, memory: str = "paper") -> None:
         check_model(model)
         self.model, self.in_shape, self.memory = model, tuple(in_shape), memory
-        on_meta = copy.deepcopy(model).to("meta").eval()
-        *self.units, self.head = on_meta
+        *self.units, self.head = copy_of_shapes(model).eval()
         self.shapes, self.costs, shape = [], [], self.in_shape
         for unit in self.units:
             cost, shape = footprint(unit, shape, memory)
@@ -119,7 +127,8 @@ def check_model(model: nn.Module) -> None:
 
 
 def plan_within(network: Network, budget: float, variant: Variant = VARIANTS["stdl"], layerwise: bool = False) -> Plan:
-    """Cut a network under a budget (elements a sample): Algorithm 1 with room for an auxiliary network, then the deepest that fit.
+    """Cut a network under a budget (elements a sample): Algorithm 1 with room for an auxiliary network, then the
+    deepest that fit.
 
     `layerwise` makes every unit a subnetwork, for the ablation of the partition.
     """
@@ -189,7 +198,7 @@ def _part(network: Network, search: Search, run: range, layers: Sequence[Layer] 
     classes = network.head.num_classes
     if layers is None:
         return Part(run, None, cost, (*network.labels(run), label_of(network.head)))
-    with torch.device("meta"):
+    with shapes_only():
         auxiliary = search.build(run.stop - 1, layers, classes)
     return Part(run, tuple(layers), cost, tuple(network.labels(run)), tuple(label_of(layer) for layer in auxiliary))
 
@@ -206,9 +215,9 @@ def build(network: Network, plan: Plan, variant: Variant = VARIANTS["stdl"]) -> 
             classifier = model[-1]
         else:
             with torch.device(parameter.device):
-                classifier = search.build(part.units.stop - 1, part.auxiliary, network.head.num_classes).to(
-                    parameter.dtype
-                )
+                classifier = search.build(part.units.stop - 1, part.auxiliary, network.head.num_classes)
+            if parameter.dtype != torch.get_default_dtype():
+                classifier = classifier.to(parameter.dtype)
         run = nn.Sequential(*(units[index] for index in part.units))
         subnetworks.append(Subnetwork(run, classifier, part.auxiliary is None))
     return subnetworks

@@ -1,16 +1,21 @@
 """Units: the smallest indivisible parts of a network. A model is an `nn.Sequential` of units that ends in a head.
 
-Any `nn.Module` joins a model as a unit if it keeps the protocol of `Unit`: it says how many channels it gives, how far it shrinks
-the image, and can build a fresh copy of itself for another input. docs/units.md shows a block of one's own joining.
+Any `nn.Module` joins a model as a unit if it keeps the protocol of `Unit`: it says how many channels it gives, how
+far it shrinks the image, and can build a fresh copy of itself for another input. docs/units.md shows a block of one's
+own joining.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from .memory.layers import SpikeConv2d
 from .neurons import FusedLIF
 
 MakeNeuron = Callable[[], nn.Module]
@@ -23,7 +28,8 @@ class Unit(nn.Module):
     Attributes:
         in_channels, out_channels: of the maps that go in and come out.
         stride: how much smaller the output is than the input, in each direction.
-        max_stride: the largest stride `rebuild` can take; what an auxiliary network needs beyond it is average-pooled first.
+        max_stride: the largest stride `rebuild` can take; what an auxiliary network needs beyond it is average-pooled
+            first.
         input_dims: dimensions of one sample; 3 for images (C, H, W), 1 for vectors.
         label: the unit in the paper's notation, for example "128R(s2)".
     """
@@ -69,7 +75,7 @@ class ConvUnit(Unit):
         self.stride = conv_stride * (pool.stride if pool else 1)
         self.conv = conv(in_channels, out_channels, kernel, conv_stride)
         self.norm = nn.BatchNorm2d(out_channels)
-        self.neuron = make_neuron()
+        self.neuron = after_norm(make_neuron)
         self.pool = pool
 
     @property
@@ -93,6 +99,7 @@ class ResidualBlock(Unit):
 
     max_stride = 2
     letter = "R"
+    memory: str | None = None
 
     def __init__(
         self, in_channels: int, out_channels: int, make_neuron: MakeNeuron = FusedLIF, *, stride: int = 1
@@ -106,11 +113,11 @@ class ResidualBlock(Unit):
         )
         self.conv1 = conv(in_channels, out_channels, 3, stride)
         self.norm1 = nn.BatchNorm2d(out_channels)
-        self.neuron1 = make_neuron()
+        self.neuron1 = after_norm(make_neuron)
         self.conv2 = conv(out_channels, out_channels, 3)
         self.norm2 = nn.BatchNorm2d(out_channels)
         self.shortcut = self.build_shortcut() if stride != 1 or in_channels != out_channels else None
-        self.neuron2 = make_neuron()
+        self.neuron2 = after_norm(make_neuron)
 
     def build_shortcut(self) -> nn.Sequential:
         """The path beside the two convs where the input cannot be added as it is."""
@@ -124,7 +131,11 @@ class ResidualBlock(Unit):
 
     def forward(self, x: Tensor) -> Tensor:
         current = self.norm2(self.conv2(self.neuron1(self.norm1(self.conv1(x)))))
-        return self.neuron2(current + (self.shortcut(x) if self.shortcut else x))
+        return self.neuron2(self.add(current, self.shortcut(x) if self.shortcut else x))
+
+    def add(self, current: Tensor, shortcut: Tensor) -> Tensor:
+        """Their sum; with memory "lean" over `current`, which batch norm does not need for its backward."""
+        return current.add_(shortcut) if self.memory == "lean" else current + shortcut
 
     def rebuild(self, in_channels: int, stride: int) -> ResidualBlock:
         return type(self)(in_channels, self.out_channels, self.make_neuron, stride=stride)
@@ -133,21 +144,24 @@ class ResidualBlock(Unit):
 class SEWBlock(ResidualBlock):
     """Spike-element-wise residual block: two conv - norm - neuron, then ADD the shortcut's spikes: "128SEWR(s2)".
 
-    The output is a sum of spikes: small integers, not binary. The shortcut is the input itself, or 1×1 conv - norm - neuron.
+    The output is a sum of spikes: small integers, not binary. The shortcut is the input itself, or 1×1 conv - norm -
+        neuron.
     """
 
     letter = "SEWR"
 
     def build_shortcut(self) -> nn.Sequential:
-        return nn.Sequential(*super().build_shortcut(), self.make_neuron())
+        return nn.Sequential(*super().build_shortcut(), after_norm(self.make_neuron))
 
     def forward(self, x: Tensor) -> Tensor:
         spikes = self.neuron2(self.norm2(self.conv2(self.neuron1(self.norm1(self.conv1(x))))))
-        return spikes + (self.shortcut(x) if self.shortcut else x)
+        return self.add(spikes, self.shortcut(x) if self.shortcut else x)
 
 
 class Head(nn.Module):
-    """Global average pool and a linear classifier: "10FC". The last part of every model and of most auxiliary networks."""
+    """Global average pool and a linear classifier: "10FC". The last part of every model and of most auxiliary
+    networks.
+    """
 
     def __init__(self, in_features: int, num_classes: int) -> None:
         super().__init__()
@@ -163,7 +177,9 @@ class Head(nn.Module):
 
 
 class PooledHead(Head):
-    """Local learning's classifier: average-pool until at most 1024 features are left, halving height then width, and a linear layer."""
+    """Local learning's classifier: average-pool until at most 1024 features are left, halving height then width, and
+    a linear layer.
+    """
 
     def __init__(self, in_shape: tuple[int, ...], num_classes: int, max_features: int = 1024) -> None:
         channels, *size = in_shape
@@ -180,7 +196,14 @@ class PooledHead(Head):
 
 def conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     """A convolution as batch norm wants it: same size at stride 1, no bias."""
-    return nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, bias=False)
+    return SpikeConv2d(in_channels, out_channels, kernel, stride, kernel // 2, bias=False)
+
+
+def after_norm(make_neuron: MakeNeuron) -> nn.Module:
+    """A neuron layer whose input is batch norm's output and of no other use: lean memory fires over it."""
+    neuron = make_neuron()
+    neuron.overwrite = True
+    return neuron
 
 
 def pool_label(pool: nn.AvgPool2d) -> str:
@@ -194,9 +217,26 @@ def label_of(module: nn.Module) -> str:
     return pool_label(module) if isinstance(module, nn.AvgPool2d) else getattr(module, "label", type(module).__name__)
 
 
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+    """A context in which new modules hold no numbers, only shapes (also inside FakeTensorMode)."""
+    with unset_fake_temporarily(), torch.device("meta"):
+        yield
+
+
+def copy_of_shapes(model: nn.Module) -> nn.Module:
+    """The model without its numbers: every tensor on the meta device."""
+    with shapes_only():
+        tensors = [*model.parameters(), *model.buffers()]
+        memo = {id(t): torch.empty(t.shape, dtype=t.dtype) for t in tensors}
+        memo |= {id(p): nn.Parameter(memo[id(p)], requires_grad=p.requires_grad) for p in model.parameters()}
+        return copy.deepcopy(model, memo)
+
+
 def output_shape(module: nn.Module, in_shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of one sample after `module` (which must be on the meta device), without computing anything."""
-    return tuple(module(torch.empty((2, *in_shape), device="meta")).shape[1:])
+    with shapes_only():
+        return tuple(module(torch.empty((2, *in_shape))).shape[1:])
 
 
 def _stride_label(stride: int) -> str:

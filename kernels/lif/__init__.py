@@ -1,5 +1,6 @@
 """Leaky integrate-and-fire: see README.md for the equations."""
 
 from .ops import lif_step, lif_step_
+from .reset import lif_reset
 
-__all__ = ["lif_step", "lif_step_"]
+__all__ = ["lif_reset", "lif_step", "lif_step_"]

@@ -1,6 +1,9 @@
-"""The LIF step as torch operators, with shapes for fake tensors and gradients for autograd; `lif_step` and `lif_step_` are what users call."""
+"""The LIF step as torch operators, with shapes for fake tensors and gradients for autograd; users call `lif_step` and
+`lif_step_`."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -33,18 +36,21 @@ def lif_step(
     scale: float = 1.0,
     surrogate: Surrogate | str = "triangle",
     backend: str = "auto",
+    pack: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """One step of leaky integrate-and-fire neurons, differentiable in the input and in the past.
 
     Args:
         x: input current, any shape and strides; float32, float16, bfloat16 or (CPU) float64.
-        m_prev: membrane before reset at the previous step, shape of `x`; float32 (float64 for float64 input). Zeros to begin with.
+        m_prev: membrane before reset at the previous step, shape of `x`; float32 (float64 for float64 input). Zeros to
+            begin with.
         decay, threshold: λ and Vth of `m = λ·reset(m_prev) + scale·x`, `spikes = m >= Vth`.
         reset: "soft" (subtract the threshold), "hard" (to `reset_value`) or "none".
         detach_reset: leave the reset out of the gradient.
         scale: factor on the input.
         surrogate: a `Surrogate`, or its name for the default parameter.
         backend: "auto", "triton", "cpu" or "reference".
+        pack: also write the spikes as bits, for `kernels.bits.bits_of(spikes)`.
 
     Returns:
         spikes (dtype of `x`) and m, the membrane before reset, which is the next step's `m_prev`.
@@ -67,9 +73,12 @@ def lif_step(
         }
         return reference.lif_step(x, m_prev, decay, threshold, **options)
     a, b = surrogate.constants
-    return _lif_step(
-        x, m_prev, decay, threshold, reset, reset_value, scale, detach_reset, surrogate.form, a, b, backend
+    spikes, m, packed = _lif_step(
+        x, m_prev, decay, threshold, reset, reset_value, scale, detach_reset, surrogate.form, a, b, backend, pack
     )
+    if pack and not torch.compiler.is_compiling():
+        attach(spikes, packed)
+    return spikes, m
 
 
 def lif_step_(
@@ -83,11 +92,13 @@ def lif_step_(
     scale: float = 1.0,
     surrogate: Surrogate | str = "triangle",
     backend: str = "auto",
+    overwrite: bool = False,
 ) -> Tensor:
-    """The same step online: `m` goes from the previous step's membrane to this one's in place and is a constant to autograd.
+    """The same step online: `m` goes from the previous step's membrane to this one's in place, a constant to autograd.
 
-    Backward reads only the state and the incoming gradient, so it must run before the state is advanced again; if not, it raises. The spikes' bits,
-    written by the same kernel, are found with `kernels.bits.bits_of(spikes)`. Arguments as for `lif_step`.
+    Backward reads only the state and the incoming gradient, so it must run before the state is advanced again; if not,
+    it raises. The spikes' bits, written by the same kernel, are found with `kernels.bits.bits_of(spikes)`. Arguments as
+    for `lif_step`. With `overwrite` the spikes are written over `x`, which nothing else may need any more.
 
     Example:
         >>> m = torch.zeros(3)
@@ -104,14 +115,19 @@ def lif_step_(
         )
     if not is_dense(m):
         raise ValueError(
-            f"lif_step_ needs a dense state, this one has shape {tuple(m.shape)} and strides {m.stride()}: pass m.contiguous()."
+            f"lif_step_ needs a dense state, this one has shape {tuple(m.shape)} and strides {m.stride()}: pass "
+            "m.contiguous()."
         )
     if dispatch.choose(backend, x.device) == "reference":
         return reference.lif_step_(
             x, m, decay, threshold, reset=reset, reset_value=reset_value, scale=scale, surrogate=surrogate
         )
     a, b = surrogate.constants
-    spikes, packed = _lif_step_(x, m, decay, threshold, reset, reset_value, scale, surrogate.form, a, b, backend)
+    options = (decay, threshold, reset, reset_value, scale, surrogate.form, a, b, backend)
+    if overwrite:
+        spikes, packed = x, _lif_step_over_(x, m, *options)
+    else:
+        spikes, packed = _lif_step_(x, m, *options)
     if not torch.compiler.is_compiling():
         attach(spikes, packed)
     return spikes
@@ -129,19 +145,22 @@ def check_step(x: Tensor, m: Tensor, decay: float, threshold: float, reset: str,
         )
     if m.dtype != STATE_DTYPE[x.dtype]:
         raise TypeError(
-            f"the state's dtype is {m.dtype}, {x.dtype} input needs {STATE_DTYPE[x.dtype]}: pass m.to({STATE_DTYPE[x.dtype]})."
+            f"the state's dtype is {m.dtype}, {x.dtype} input needs {STATE_DTYPE[x.dtype]}: pass "
+            f"m.to({STATE_DTYPE[x.dtype]})."
         )
     if m.device != x.device:
         raise ValueError(f"the state is on {m.device}, the input on {x.device}: move one to the other.")
-    if x.is_cuda and x.dtype == torch.float64 and backend != "reference":
-        raise TypeError('float64 runs on the CPU and in the reference only: pass backend="reference", or x.float().')
+    if x.dtype == torch.float64 and dispatch.choose(backend, x.device) == "triton":  # takes float32 scalars
+        raise TypeError(
+            'float64 runs in the backends "cpu" and "reference" only: pass backend="reference", or float32 tensors.'
+        )
     check_parameters(decay, threshold, reset)
 
 
 def check_parameters(decay: float, threshold: float, reset: str) -> None:
     """Reject parameters for which the equation makes no sense."""
-    if not threshold > 0:
-        raise ValueError(f"threshold is {threshold}: it must be positive, for example 1.0.")
+    if not 0 < threshold < math.inf:
+        raise ValueError(f"threshold is {threshold}: it must be positive and finite, for example 1.0.")
     if not 0 <= decay <= 1:
         raise ValueError(f"decay is {decay}: it must be between 0 (no memory) and 1 (no leak), for example 0.1.")
     if reset not in RESETS:
@@ -159,20 +178,24 @@ def _kernels(backend: str, device: torch.device):
 @torch.library.custom_op("stdl_engine::lif_step", mutates_args=())
 def _lif_step(
     x: Tensor, m_prev: Tensor, decay: float, threshold: float, reset: str, reset_value: float, scale: float,
-    detach_reset: bool, form: str, a: float, b: float, backend: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    detach_reset: bool, form: str, a: float, b: float, backend: str, pack: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     x = x if is_dense(x) else x.contiguous()
-    spikes, m = empty_like(x, x.dtype), empty_like(x, m_prev.dtype)
+    spikes, m, packed = empty_like(x, x.dtype), empty_like(x, m_prev.dtype), _empty_bits(x, pack)
     if x.numel():
         options = {"decay": decay, "threshold": threshold, "reset": reset, "reset_value": reset_value, "scale": scale}
-        _kernels(backend, x.device).forward(x, like(m_prev, x), m, spikes, None, **options)
-    return spikes, m
+        _kernels(backend, x.device).forward(x, like(m_prev, x), m, spikes, packed if pack else None, **options)
+    return spikes, m, packed
 
 
 @_lif_step.register_fake
 def _(x, m_prev, *options):
     x = x if is_dense(x) else x.contiguous()
-    return empty_like(x, x.dtype), empty_like(x, m_prev.dtype)
+    return empty_like(x, x.dtype), empty_like(x, m_prev.dtype), _empty_bits(x, options[-1])
+
+
+def _empty_bits(spikes: Tensor, pack: bool = True) -> Tensor:
+    return torch.empty(packed_size(spikes.numel()) if pack else 0, dtype=torch.uint8, device=spikes.device)
 
 
 @torch.library.custom_op("stdl_engine::lif_backward", mutates_args=())
@@ -197,54 +220,97 @@ def _(m, grad_spikes, grad_m, m_prev, dtype, *options):
     return empty_like(m, dtype), empty_like(m if m_prev is not None else m.new_empty(0), m.dtype)
 
 
+def _second_derivative(ctx, *_):
+    raise RuntimeError('the fused LIF step has no second derivative: pass backend="reference" to differentiate twice.')
+
+
+_lif_backward.register_autograd(_second_derivative)
+
+
 def _setup_context(ctx, inputs, output) -> None:
-    x, m_prev, *ctx.options = inputs
+    x, m_prev, *options, _ = inputs
+    ctx.options = options
     ctx.dtype = x.dtype
-    ctx.has_past = ctx.needs_input_grad[1]
-    # m is also the next step's m_prev: over T steps one map a step is kept.
-    ctx.save_for_backward(output[1], *([m_prev] if ctx.has_past else []))
+    if ctx.needs_input_grad[1]:
+        _, _, reset, _, _, detach_reset, *_ = options
+        # m is also the next step's m_prev: over T steps one map a step is kept. Where the reset has no part in the
+        # gradient the past's value is not read, and m stands in for it.
+        unread = reset == "none" or (reset == "soft" and detach_reset)
+        ctx.save_for_backward(output[1], output[1] if unread else m_prev)
+    else:
+        ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad_spikes, grad_m):
+def _backward(ctx, grad_spikes, grad_m, _):
     m, *past = ctx.saved_tensors
     if grad_spikes is None and grad_m is None:
-        return (None,) * (2 + len(ctx.options))
+        return (None,) * (3 + len(ctx.options))
     grad_x, grad_m_prev = _lif_backward(m, grad_spikes, grad_m, past[0] if past else None, ctx.dtype, *ctx.options)
-    return grad_x, grad_m_prev if past else None, *(None for _ in ctx.options)
+    return grad_x, grad_m_prev if past else None, *(None for _ in ctx.options), None
 
 
 _lif_step.register_autograd(_backward, setup_context=_setup_context)
 
 
-# The online step changes an argument, which `custom_op` cannot differentiate: the same registration by hand.
+# The online steps change their arguments, which `custom_op` cannot differentiate: the same registration by hand.
 _library = torch.library.Library("stdl_engine", "FRAGMENT")
-_library.define(
-    "lif_step_(Tensor x, Tensor(a!) m, float decay, float threshold, str reset, float reset_value, float scale, "
-    "str form, float a, float b, str backend) -> (Tensor, Tensor)"
+_options = (
+    "float decay, float threshold, str reset, float reset_value, float scale, str form, float a, float b, str backend"
 )
+_library.define(f"lif_step_(Tensor x, Tensor(a!) m, {_options}) -> (Tensor, Tensor)")
+_library.define(f"lif_step_over_(Tensor(b!) x, Tensor(a!) m, {_options}) -> Tensor")
 _lif_step_ = torch.ops.stdl_engine.lif_step_.default
+_lif_step_over_ = torch.ops.stdl_engine.lif_step_over_.default
+
+
+def _advance(x, m, spikes, packed, decay, threshold, reset, reset_value, scale, form, a, b, backend) -> None:
+    if m.numel():
+        options = {"decay": decay, "threshold": threshold, "reset": reset, "reset_value": reset_value, "scale": scale}
+        _kernels(backend, m.device).forward(x, m, m, spikes, packed, **options)
+    if torch.is_inference_mode_enabled() and not m.is_inference():
+        # Inference mode skips autograd, which counts the version otherwise; a backward may still be waiting for m.
+        torch.autograd.graph.increment_version(m)
 
 
 @torch.library.impl(_library, "lif_step_", "CompositeExplicitAutograd")
-def _(x, m, decay, threshold, reset, reset_value, scale, form, a, b, backend):
-    spikes, packed = empty_like(m, x.dtype), torch.empty(packed_size(m.numel()), dtype=torch.uint8, device=m.device)
-    if m.numel():
-        options = {"decay": decay, "threshold": threshold, "reset": reset, "reset_value": reset_value, "scale": scale}
-        _kernels(backend, m.device).forward(like(x, m), m, m, spikes, packed, **options)
+def _(x, m, *options):
+    spikes, packed = empty_like(m, x.dtype), _empty_bits(m)
+    _advance(like(x, m), m, spikes, packed, *options)
     return spikes, packed
 
 
 @torch.library.register_fake("stdl_engine::lif_step_", lib=_library)
 def _(x, m, *options):
-    return empty_like(m, x.dtype), torch.empty(packed_size(m.numel()), dtype=torch.uint8, device=m.device)
+    return empty_like(m, x.dtype), _empty_bits(m)
+
+
+@torch.library.impl(_library, "lif_step_over_", "CompositeExplicitAutograd")
+def _(x, m, *options):
+    packed, same_order = _empty_bits(m), like(x, m)
+    _advance(same_order, m, same_order, packed, *options)
+    if same_order is not x:
+        x.copy_(same_order)
+    return packed
+
+
+@torch.library.register_fake("stdl_engine::lif_step_over_", lib=_library)
+def _(x, m, *options):
+    return _empty_bits(m)
 
 
 class _Online(torch.autograd.Function):
+    """The online step for autograd: keeps the state, which is no copy, and its version to tell if it was changed."""
+
     @staticmethod
-    def forward(ctx, x, m, *options):
+    def forward(ctx, x, m, overwrite, *options):
         with torch._C._AutoDispatchBelowAutograd():
-            spikes, packed = _lif_step_(x, m, *options)
+            if overwrite:
+                spikes, packed = x, _lif_step_over_(x, m, *options)
+                ctx.mark_dirty(x)
+            else:
+                spikes, packed = _lif_step_(x, m, *options)
         torch.autograd.graph.increment_version(m)
         ctx.m, ctx.version, ctx.dtype, ctx.options = m, m._version, x.dtype, options
         ctx.mark_non_differentiable(packed)
@@ -255,32 +321,24 @@ class _Online(torch.autograd.Function):
     def backward(ctx, grad_spikes, _):
         if ctx.m._version != ctx.version:
             raise RuntimeError(
-                "the state of an online LIF step was advanced or changed before that step's backward: call backward() after every time step, "
-                "or use online=False (lif_step) to go back through several."
+                "the state of an online LIF step was advanced or changed before that step's backward: call backward() "
+                "after every time step, or use online=False (lif_step) to go back through several."
             )
         if grad_spikes is None:
-            return (None,) * (2 + len(ctx.options))
+            return (None,) * (3 + len(ctx.options))
         decay, threshold, reset, reset_value, scale, form, a, b, backend = ctx.options
         grad_x, _ = _lif_backward(
-            ctx.m,
-            grad_spikes,
-            None,
-            None,
-            ctx.dtype,
-            decay,
-            threshold,
-            reset,
-            reset_value,
-            scale,
-            True,
-            form,
-            a,
-            b,
-            backend,
-        )
-        return grad_x, *(None for _ in range(1 + len(ctx.options)))
+            ctx.m, grad_spikes, None, None, ctx.dtype, decay, threshold, reset, reset_value, scale,
+            True, form, a, b, backend,
+        )  # fmt: skip
+        return grad_x, *(None for _ in range(2 + len(ctx.options)))
 
 
 @torch.library.impl(_library, "lif_step_", "Autograd")
 def _(x, m, *options):
-    return _Online.apply(x, m, *options)
+    return _Online.apply(x, m, False, *options)
+
+
+@torch.library.impl(_library, "lif_step_over_", "Autograd")
+def _(x, m, *options):
+    return _Online.apply(x, m, True, *options)[1]

@@ -35,7 +35,7 @@ def lif_step(
     scale: float = 1.0,
     surrogate: Surrogate = Triangle(),  # noqa: B008 - immutable
 ) -> tuple[Tensor, Tensor]:
-    """One step: m = decay · reset(m_prev) + scale · x, spikes = m >= threshold. Returns (spikes, m); see lif/README.md."""
+    """One step: m = decay · reset(m_prev) + scale · x, spikes = m >= threshold; returns (spikes, m). See README.md."""
     fired = Spike.apply(m_prev - threshold, surrogate)
     if detach_reset:
         fired = fired.detach()
@@ -43,8 +43,9 @@ def lif_step(
         u = m_prev - threshold * fired
     elif reset == "hard":
         u = torch.where(fired.detach() > 0, reset_value, m_prev)
-        # Worth exactly 0, it carries the gradient d u / d fired; finite even where the membrane is not.
-        u = u + (reset_value - m_prev.detach().nan_to_num()) * (fired - fired.detach())
+        # Worth exactly 0, it carries the gradient d u / d fired, which is none where the membrane is not finite.
+        jump = torch.where(m_prev.isfinite(), reset_value - m_prev, 0.0).detach()
+        u = u + jump * (fired - fired.detach())
     else:
         u = m_prev
     m = decay * u + scale * x.to(m_prev.dtype)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import functools
 
+import torch
 import triton
 import triton.language as tl
 
 from ..surrogate import gradient_for
 
 BLOCK = 1024
-"""Neurons a program handles; with 4 warps of 32, eight a thread: two 128-bit accesses per float32 operand."""
-NUM_WARPS = 4
+"""Neurons a program handles."""
+THREADS = BLOCK // 8
+"""Eight neurons a thread: two 128-bit accesses per float32 operand, one byte of spike bits."""
+NUM_WARPS = THREADS // (64 if torch.version.hip else 32)
 
 
 @triton.jit
@@ -39,7 +42,7 @@ def lif_fwd(
     b_m = decay * b_u + scale * b_x
     b_fired = (b_m >= threshold) & mask
     tl.store(p_m + o_n, b_m, mask=mask)
-    tl.store(p_spikes + o_n, b_fired.to(p_spikes.dtype.element_ty), mask=mask)
+    tl.store(p_spikes + o_n, tl.where(b_fired, 1.0, 0.0).to(p_spikes.dtype.element_ty), mask=mask)
     if PACK:
         b_bits = tl.sum(b_fired.to(tl.int32) << tl.arange(0, 8)[None, :], axis=1)
         tl.store(p_bits + o_row, b_bits.to(tl.uint8), mask=o_row * 8 < n)
@@ -51,7 +54,8 @@ def lif_bwd(
     SURROGATE: tl.constexpr, RESET: tl.constexpr, DETACH_RESET: tl.constexpr,
     HAS_GRAD_SPIKES: tl.constexpr, HAS_GRAD_M: tl.constexpr, HAS_PAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """g = grad_m + grad_spikes · surrogate(m - threshold);  grad_x = scale · g;  grad_m_prev = decay · g · reset'(m_prev)."""
+    """g = grad_m + grad_spikes · surrogate(m - threshold);  grad_x = scale · g;
+    grad_m_prev = decay · g · reset'(m_prev)."""
     o_n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = o_n < n
     b_g = tl.zeros((BLOCK,), p_m.dtype.element_ty)
@@ -72,7 +76,8 @@ def lif_bwd(
             if RESET == "soft":
                 b_past = b_u - (b_u * threshold) * SURROGATE(b_m_prev - threshold, a, b)
             elif RESET == "hard":
-                b_past = b_past + (b_u * (reset_value - b_m_prev)) * SURROGATE(b_m_prev - threshold, a, b)
+                b_jump = tl.where(tl.abs(b_m_prev) < float("inf"), reset_value - b_m_prev, 0.0)
+                b_past = b_past + (b_u * b_jump) * SURROGATE(b_m_prev - threshold, a, b)
         tl.store(p_grad_m_prev + o_n, b_past, mask=mask)
 
 

@@ -32,7 +32,8 @@ def build_model(
 ) -> nn.Sequential:
     """A network of the paper as a sequence of units ending in a head.
 
-    `width` multiplies every channel count, so the same shapes run small; `neuron` and its arguments make each neuron layer.
+    `width` multiplies every channel count, so the same shapes run small; `neuron` and its arguments make each neuron
+    layer.
 
     Example:
         >>> model = build_model("resnet18", width=0.25, decay=0.2)

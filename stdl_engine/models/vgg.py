@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from ..memory.layers import SpikeAvgPool2d
 from ..units import ConvUnit, Head, MakeNeuron
 
 POOL = "pool"
@@ -33,7 +34,7 @@ def _network(
     units: list[nn.Module] = []
     for layer, following in zip(layers, (*layers[1:], None), strict=True):
         if layer != POOL:
-            pool = nn.AvgPool2d(2) if following == POOL else None
+            pool = SpikeAvgPool2d(2) if following == POOL else None
             units.append(ConvUnit(in_channels, channels(layer), make_neuron, pool=pool))
             in_channels = units[-1].out_channels
     return nn.Sequential(*units, Head(in_channels, num_classes))

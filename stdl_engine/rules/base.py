@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..memory.spikes import keep, packed_spikes, restore
+from ..memory.spikes import Packed, keep, packed_spikes, restore
+from ..memory.tracker import mark
 from ..neurons import Neuron, reset_states
 from ..stream import subnetwork_major, time_major
 from ..subnetworks import Network, Plan, Subnetwork, build, plan_of_layers
@@ -42,14 +43,17 @@ class Rule:
 
     Args:
         model: an `nn.Sequential` of units ending in a `Head`.
-        optimizer: makes an optimizer from parameters, for example `functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)`;
-            called once for each subnetwork.
+        optimizer: makes an optimizer from parameters, for example `functools.partial(torch.optim.SGD, lr=0.1,
+            momentum=0.9)`; called once for each subnetwork.
         sample: one batch of input without time, [B, ...]; only its shape is read.
         schedule: makes a learning-rate scheduler from an optimizer; `advance_schedule` steps all of them.
-        memory: "lean" keeps spikes as bits and one subnetwork alive at a time; "paper" is the plain form. Same results to the last bit.
-        order: "subnetwork" or "time" runs subnetworks in the inner or the outer loop; the default is "subnetwork" for lean, "time" for paper.
+        memory: "lean" keeps spikes as bits and one subnetwork alive at a time; "paper" is the plain form. Same
+            results to the last bit.
+        order: "subnetwork" or "time" runs subnetworks in the inner or the outer loop; the default is "subnetwork" for
+            lean, "time" for paper.
 
-    A subclass says how the network is cut (`make_plan`) and may say how a subnetwork learns from one time step (`learn`).
+    A subclass says how the network is cut (`make_plan`) and may say how a subnetwork learns from one time step
+    (`learn`).
     """
 
     online = True
@@ -76,7 +80,9 @@ class Rule:
         self.subnetworks = self.build_subnetworks()
         for module in self.modules():
             if isinstance(module, Neuron):
-                module.online, module.in_place = self.online, memory == "lean"
+                module.online = self.online
+            if hasattr(module, "memory"):
+                module.memory = memory
         self.optimizers = [optimizer([p for p in part.parameters() if p.requires_grad]) for part in self.subnetworks]
         self.schedulers = [schedule(o) for o in self.optimizers] if schedule else []
 
@@ -94,47 +100,58 @@ class Rule:
             yield from subnetwork.modules()
 
     def step(self, x: Tensor, y: Tensor, T: int) -> StepResult:
-        """Train on one batch: x is [B, ...], shown T times, or a sequence [T, B, ...]; y the labels, [B]. One optimizer step."""
+        """Train on one batch: x is [B, ...], shown T times, or a sequence [T, B, ...]; y the labels, [B]. One
+        optimizer step.
+        """
         frames = self._frames(x, T)
         self._check_batch(frames[0], y)
         self._start(y, T)
-        if self.order == "time":
-            time_major(self.subnetworks, frames, self.learn, self.finish)
-        else:
-            small = (keep, restore) if self.memory == "lean" else (_same, _same)
-            subnetwork_major(self.subnetworks, frames, self.learn, self.finish, *small)
+        run = time_major if self.order == "time" else subnetwork_major
+        run(self.subnetworks, frames, self.learn, self.finish)
         losses = [self._losses[part] for part in self.subnetworks]
         result = StepResult(losses[-1], losses, self._logits / T)
         del self._losses, self._logits, self._labels
         return result
 
-    def learn(self, subnetwork: Subnetwork, t: int, x: Tensor) -> Tensor:
+    def learn(self, subnetwork: Subnetwork, t: int, x: Tensor | Packed) -> Tensor | Packed:
         """One time step of one subnetwork: forward, loss, and the gradient of this step added to the others."""
+        mark(step=t, subnetwork=self.subnetworks.index(subnetwork))
         output, loss = self.forward(subnetwork, x)
+        mark(phase="backward")
         loss.backward()
         return output
 
-    def forward(self, subnetwork: Subnetwork, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Output of a subnetwork, cut from the graph, and its loss of this time step."""
-        with packed_spikes() if self.memory == "lean" else contextlib.nullcontext():
-            output = subnetwork.units(x)
-            logits = subnetwork.classifier(output)
-        loss = cross_entropy(logits, self._labels) / self._steps
+    def forward(self, subnetwork: Subnetwork, x: Tensor | Packed) -> tuple[Tensor | Packed, Tensor]:
+        """Output of a subnetwork, cut from the graph and in its small form if lean, and its loss of this time step."""
+        mark(phase="forward")
+        lean = self.memory == "lean"
+        with packed_spikes() if lean else contextlib.nullcontext():
+            x = restore(x)
+            # Not subnetwork.units(x): a module's call holds its argument to the end, here each map dies with its unit.
+            for unit in subnetwork.units:
+                x = unit(x)
+            output = keep(x.detach()) if lean else x.detach()
+            for layer in subnetwork.classifier_layers():
+                x = layer(x)
+        loss = cross_entropy(x, self._labels) / self._steps
         self._losses[subnetwork] = self._losses.get(subnetwork, 0) + loss.detach()
         if subnetwork.is_last:
-            self._logits = self._logits + logits.detach()
-        return output.detach(), loss
+            self._logits = self._logits + x.detach()
+        return output, loss
 
     def finish(self, subnetwork: Subnetwork) -> None:
         """After all time steps of a subnetwork: its optimizer steps, its gradients and states are freed."""
+        reset_states(subnetwork)
+        mark(subnetwork=self.subnetworks.index(subnetwork), unit=None, phase="optimizer")
         optimizer = self.optimizers[self.subnetworks.index(subnetwork)]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        reset_states(subnetwork)
 
     @torch.no_grad()
     def predict(self, x: Tensor, T: int) -> Tensor:
-        """Logits of the plain network in evaluation mode, the mean over T time steps; auxiliary networks take no part."""
+        """Logits of the plain network in evaluation mode, the mean over T time steps; auxiliary networks take no
+        part.
+        """
         frames = self._frames(x, T)
         was_training = self.model.training
         self.model.eval()
@@ -225,10 +242,6 @@ class Rule:
             raise ValueError(
                 f"labels run from {y.min()} to {y.max()}, the network has {classes} classes: they must be 0 to {classes - 1}."
             )
-
-
-def _same(t: Tensor) -> Tensor:
-    return t
 
 
 def _is_fake(t: Tensor) -> bool:

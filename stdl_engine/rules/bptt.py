@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..memory.spikes import Packed
+from ..memory.tracker import mark
 from ..subnetworks import Subnetwork
 from .base import Rule
 
@@ -13,12 +15,14 @@ class BPTT(Rule):
 
     online = False
 
-    def learn(self, subnetwork: Subnetwork, t: int, x: Tensor) -> Tensor:
+    def learn(self, subnetwork: Subnetwork, t: int, x: Tensor | Packed) -> Tensor | Packed:
+        mark(step=t, subnetwork=0)
         output, loss = self.forward(subnetwork, x)
         self._total = loss if t == 0 else self._total + loss
         return output
 
     def finish(self, subnetwork: Subnetwork) -> None:
+        mark(phase="backward")
         self._total.backward()
         del self._total
         super().finish(subnetwork)

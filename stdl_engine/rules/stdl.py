@@ -1,4 +1,6 @@
-"""Spatio-temporal decoupled learning: subnetworks under a memory budget, each learning online from an auxiliary network."""
+"""Spatio-temporal decoupled learning: subnetworks under a memory budget, each learning online from an auxiliary
+network.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ class STDL(Rule):
     """Cuts the network by Algorithm 1 and gives every subnetwork but the last the deepest auxiliary network that fits.
 
     Args (beyond `Rule`):
-        budget: a fraction of the whole network's footprint (0.5), bytes of a training step's peak ("2GiB", 2e9), or "published".
-        variant: how auxiliary networks are made: "stdl", or an ablation: "conv3x3", "conv1x1", "two_layer", "linear", "depth_only".
+        budget: a fraction of the whole network's footprint (0.5), bytes of a training step's peak ("2GiB", 2e9), or
+            "published".
+        variant: how auxiliary networks are made: "stdl", or an ablation: "conv3x3", "conv1x1", "two_layer", "linear",
+            "depth_only".
         layerwise: make every unit a subnetwork instead (ablation).
 
     Example:

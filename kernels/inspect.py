@@ -1,0 +1,209 @@
+"""What the compiler makes of each kernel: memory traffic, vector width, registers and spills. No GPU is needed.
+
+    python -m stdl_engine.kernels.inspect [--json] [--target sm_90 ...] [--kernel lif_online_fwd ...]
+
+Kernels are compiled as their launcher would for tensors of under 2 GB, aligned to 16 bytes, whose size is a multiple of
+16 (for other sizes Triton cannot tell that a mask is uniform over a vector, and accesses one element at a time), with
+soft reset and the triangle surrogate. The figures:
+
+bytes_read, bytes_written: global memory a neuron, counted from the loads and stores of the PTX or AMD assembly: the
+    bytes of each × threads / neurons of a program. What several threads write alike counts for all.
+vector_bits: the narrowest access to a full map, an operand with one element a neuron. Spike bits are none: byte-wide
+    accesses that come to an eighth of a byte a neuron are theirs, any others are narrow accesses to a map.
+registers: of a thread, from the cubin (NVIDIA) or the assembly's metadata (AMD, vector registers).
+spills: bytes of a thread's stack, from the same places; 0 when every value stays in a register.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import rich
+import triton
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel, make_backend
+
+from . import dispatch
+from .lif import triton as lif
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A Triton source of a neuron's `triton.py` with its compile-time choices."""
+
+    module: ModuleType
+    """Holds the source, and the BLOCK and THREADS it is launched with."""
+    source: str
+    io: tuple[str, ...]
+    """Pointers to the caller's dtype. Of the others `p_bits` is to bytes, the rest to float32 state."""
+    constants: dict[str, Any]
+    """The source's constexprs, BLOCK apart."""
+
+
+_BWD = {"SURROGATE": lif.surrogate("triangle"), "RESET": "soft", "HAS_GRAD_SPIKES": True}
+KERNELS = {
+    "lif_online_fwd": Kernel(lif, "lif_fwd", ("p_x", "p_spikes"), {"RESET": "soft", "PACK": True}),
+    "lif_online_bwd": Kernel(
+        lif, "lif_bwd", ("p_grad_spikes", "p_grad_x"),
+        _BWD | {"DETACH_RESET": True, "HAS_GRAD_M": False, "HAS_PAST": False},
+    ),
+    "lif_fwd": Kernel(lif, "lif_fwd", ("p_x", "p_spikes"), {"RESET": "soft", "PACK": False}),
+    "lif_bwd": Kernel(
+        lif, "lif_bwd", ("p_grad_spikes", "p_grad_x"),
+        _BWD | {"DETACH_RESET": False, "HAS_GRAD_M": True, "HAS_PAST": True},
+    ),
+}  # fmt: skip
+
+
+class Access(NamedTuple):
+    """One load or store of global memory by a thread."""
+
+    is_load: bool
+    bits: int
+
+
+def compile_kernel(kernel: Kernel, dtype: str, target: GPUTarget) -> CompiledKernel:
+    """Compile ahead of time, with the types, alignments and options of a launch."""
+    source = getattr(kernel.module, kernel.source)
+    constants = kernel.constants | {"BLOCK": kernel.module.BLOCK}
+    backend = make_backend(target)
+    signature, attributes = {}, {}
+    for i, name in enumerate(source.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name.startswith("p_"):
+            element = DTYPES[dtype] if name in kernel.io else "u8" if name == "p_bits" else "fp32"
+            signature[name] = f"*{element}"
+            attributes[i,] = backend.parse_attr("DS")  # divisible by 16; under 2 GB, where the backend cares
+        elif name == "n":
+            signature[name] = "i32"
+            attributes[i,] = backend.parse_attr("D")
+        else:
+            signature[name] = "fp32"
+    options = {"num_warps": kernel.module.THREADS // target.warp_size, "enable_fp_fusion": False}
+    return triton.compile(ASTSource(source, signature, constants, attributes), target=target, options=options)
+
+
+def accesses(assembly: str) -> list[Access]:
+    """The loads and stores of global memory in PTX or AMD assembly; raises where one may run more than once."""
+    found, labels = [], set()
+    for line in assembly.splitlines():
+        if label := re.match(r"([$.]\w+):", line):
+            labels.add(label[1])
+        elif (jump := re.search(r"\b(?:bra|s_c?branch)\S*\s+([$.]\w+)", line)) and jump[1] in labels:
+            raise ValueError(f"cannot count the bytes of a loop: {line.strip()}")
+        elif ptx := re.search(r"\b(ld|st)(?:\.\w+)*?\.global\S*?(?:\.v(\d))?\.[bsuf](\d+)\s", line):
+            found.append(Access(ptx[1] == "ld", int(ptx[2] or 1) * int(ptx[3])))
+        elif amd := re.search(
+            r"\b(?:global|buffer)_(load|store)_[us]?(byte|short|dword)(?:x(\d))?(?:_d16)?(?:_hi)?\s", line
+        ):
+            bits = {"byte": 8, "short": 16, "dword": 32}[amd[2]]
+            found.append(Access(amd[1] == "load", int(amd[3] or 1) * bits))
+        elif re.match(
+            r"\s+(?:@\S+\s+)?(?!cvta)(?:[a-z]\S*\.global\b|(?:global|buffer|flat)_(?:load|store|atomic))", line
+        ):
+            raise ValueError(f"cannot count the bytes of this instruction: {line.strip()}")
+    return found
+
+
+def resources(compiled: CompiledKernel) -> tuple[int, int]:
+    """Registers and bytes of stack of a thread."""
+    if "amdgcn" in compiled.asm:
+        found = re.findall(r"^ +\.(\w+): +(\d+)$", compiled.asm["amdgcn"], re.MULTILINE)
+        metadata = {key: int(value) for key, value in found}
+        spilled = 4 * (metadata["vgpr_spill_count"] + metadata["sgpr_spill_count"])
+        return metadata["vgpr_count"], max(spilled, metadata["private_segment_fixed_size"])
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", usage).groups())
+    return registers, stack + local
+
+
+def figures(name: str, dtype: str, target: str) -> dict[str, Any]:
+    """One row of the report."""
+    kernel = KERNELS[name]
+    compiled = compile_kernel(kernel, dtype, TARGETS[target])
+    found = accesses(compiled.asm["amdgcn" if "amdgcn" in compiled.asm else "ptx"])
+    per_neuron = kernel.module.THREADS / kernel.module.BLOCK
+
+    def total(some: Iterable[Access]) -> float:
+        return sum(access.bits for access in some) / 8 * per_neuron
+
+    has_bits = total(a for a in found if a.bits == 8) == 1 / 8
+    registers, spills = resources(compiled)
+    return {
+        "kernel": name,
+        "dtype": dtype,
+        "target": target,
+        "bytes_read": total(a for a in found if a.is_load),
+        "bytes_written": total(a for a in found if not a.is_load),
+        "vector_bits": min(a.bits for a in found if not (has_bits and a.bits == 8)),
+        "registers": registers,
+        "spills": spills,
+    }
+
+
+def inspect_kernels(kernels: Iterable[str] = KERNELS, targets: Iterable[str] = TARGETS) -> list[dict[str, Any]]:
+    """Figures for every kernel, dtype and target, in that order."""
+    todo = [(kernel, dtype, target) for kernel in kernels for dtype in DTYPES for target in targets]
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        return [figures(*one) for one in progress.track(todo, description="Compiling")]
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Rows as text, for people."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("kernel", "dtype", "target"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("read\nB/neuron", "written\nB/neuron", "vector\nbits", "registers", "spills\nB/thread"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    rich.print(table)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m stdl_engine.kernels.inspect", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+    parser.add_argument("--target", nargs="+", default=TARGETS, metavar="NAME", help=f"of {', '.join(TARGETS)}")
+    parser.add_argument("--kernel", nargs="+", default=KERNELS, metavar="NAME", help=f"of {', '.join(KERNELS)}")
+    options = parser.parse_args(arguments)
+    for what, names, known in (("target", options.target, TARGETS), ("kernel", options.kernel, KERNELS)):
+        for name in names:
+            if name not in known:
+                parser.exit(2, f"unknown {what} {name!r}: pass one of {', '.join(known)}.\n")
+    if dispatch.interpreting():
+        parser.exit(2, "TRITON_INTERPRET is set, under which Triton compiles nothing: unset it and run this again.\n")
+    rows = inspect_kernels(options.kernel, options.target)
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        print_table(rows)
+
+
+if __name__ == "__main__":
+    main()

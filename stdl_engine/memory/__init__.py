@@ -1,0 +1,1 @@
+"""Memory: spikes kept as bits, peaks measured, peaks predicted."""

@@ -1,0 +1,166 @@
+"""Follow every tensor's memory from birth to death, and so know the peak exactly.
+
+On CPU and on fake tensors a dispatch mode sees each operator's results; a storage is counted once however many views it has, by a weak
+reference whose callback takes it off again, so the tracker keeps nothing alive. Memory an operator takes and gives back inside itself
+is not seen. On CUDA the caching allocator counts for us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a training step something happens."""
+
+    step: int | None = None
+    subnetwork: int | None = None
+    unit: str | None = None
+    phase: str | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One point of a trace: where it was, and the bytes alive then."""
+
+    place: Place
+    bytes: int
+
+
+class Tracker(TorchDispatchMode):
+    """Counts the bytes of all tensors made inside the context, and of those given to `follow` before.
+
+    Attributes:
+        current, peak: bytes alive now, and the most that ever were.
+        trace: an `Event` for each change of `current`, if asked for with `trace=True`.
+        peak_place: where the peak was reached.
+
+    Example:
+        >>> with Tracker() as tracker:
+        ...     a = torch.zeros(1000)
+        ...     b = a[10:] + 1
+        ...     del a, b
+        >>> tracker.peak, tracker.current
+        (7960, 0)
+    """
+
+    def __init__(self, trace: bool = False, at_peak: Callable[[Tracker], None] | None = None) -> None:
+        super().__init__()
+        self.current = self.peak = 0
+        self.place = self.peak_place = Place()
+        self.trace: list[Event] | None = [] if trace else None
+        self.at_peak = at_peak
+        self._alive: dict[int, tuple[weakref.ref, int]] = {}
+
+    def follow(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors that were made before the context, parameters for example."""
+        for tensor in tensors:
+            self._born(tensor)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for value in tree_iter(result):
+            if isinstance(value, Tensor):
+                self._born(value)
+        return result
+
+    def __enter__(self) -> Tracker:
+        _active.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *exception) -> None:
+        _active.remove(self)
+        super().__exit__(*exception)
+
+    def alive(self) -> dict[int, int]:
+        """Bytes of every storage alive, by an identity that `identity` gives for a tensor."""
+        return {key: size for key, (_, size) in self._alive.items()}
+
+    def _born(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._alive:
+            return
+        size = storage.nbytes()
+        self._alive[key] = (weakref.ref(storage, lambda _: self._died(key)), size)
+        self._change(size)
+
+    def _died(self, key: int) -> None:
+        _, size = self._alive.pop(key)
+        self._change(-size)
+
+    def _change(self, size: int) -> None:
+        self.current += size
+        if self.trace is not None:
+            self.trace.append(Event(self.place, self.current))
+        if self.current > self.peak:
+            self.peak, self.peak_place = self.current, self.place
+            if self.at_peak:
+                self.at_peak(self)
+
+
+class CudaTracker:
+    """The same peak from CUDA's caching allocator: `peak` after the context, bytes allocated in the whole process."""
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self.device = device
+        self.peak = 0
+
+    def __enter__(self) -> CudaTracker:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return self
+
+    @property
+    def current(self) -> int:
+        """Bytes allocated now."""
+        return torch.cuda.memory_allocated(self.device)
+
+    def __exit__(self, *exception) -> None:
+        torch.cuda.synchronize(self.device)
+        self.peak = torch.cuda.max_memory_allocated(self.device)
+
+
+def identity(tensor: Tensor) -> int:
+    """The key of a tensor's storage in `Tracker.alive`."""
+    return tensor.untyped_storage()._cdata
+
+
+_active: list[Tracker] = []
+
+
+def mark(**place) -> None:
+    """Tell the tracker in force, if any, where the training step is; fields not named stay as they are."""
+    for tracker in _active:
+        tracker.place = replace(tracker.place, **place)
+
+
+@contextlib.contextmanager
+def units_marked(units: Iterable[nn.Module], label: Callable[[nn.Module], str]) -> Iterator[None]:
+    """While the context lasts, forward and backward of each unit mark its name in the trace."""
+
+    def backward_begins(name: str) -> Callable:
+        return lambda *_: mark(unit=name)  # holds the name only: a tensor here would change what is measured
+
+    def forward_ends(unit: nn.Module, _, output: Tensor) -> None:
+        if output.grad_fn is not None:
+            output.grad_fn.register_prehook(backward_begins(label(unit)))
+
+    handles = []
+    for unit in units:
+        handles.append(unit.register_forward_pre_hook(lambda unit, _: mark(unit=label(unit))))
+        handles.append(unit.register_forward_hook(forward_ends))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
