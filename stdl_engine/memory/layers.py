@@ -26,6 +26,9 @@ class _SpikeConv(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
         stride, padding = ctx.settings
+        if ctx.kept is None:
+            raise RuntimeError("lean memory frees a layer's input as it goes back: the same graph cannot be used twice.")
+        kept, ctx.kept = ctx.kept, None
 
         def gradient(x: Tensor, weight: Tensor, wanted: list[bool]) -> tuple[Tensor | None, ...]:
             return torch.ops.aten.convolution_backward(
@@ -34,7 +37,7 @@ class _SpikeConv(torch.autograd.Function):
 
         grad_x = grad_weight = None
         if ctx.needs_input_grad[1]:
-            grad_weight = gradient(restore(ctx.kept), weight, [False, True, False])[1]
+            grad_weight = gradient(restore(kept), weight, [False, True, False])[1]
         if ctx.needs_input_grad[0]:
             # Only the shape of the input is read: one element stands in for all. The layout is then the weight's to say.
             layout = torch.channels_last if ctx.channels_last else torch.contiguous_format

@@ -4,12 +4,14 @@ for it.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..kernels.bits import attach, bits_of, unpack
+from .tracker import is_tracking, note_saved
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Packed:
 def keep(t: Tensor) -> Packed | Tensor:
     """The small form of a tensor if it has one, else the tensor itself."""
     bits = bits_of(t)
+    note_saved(t if bits is None else bits)
     return t if bits is None else Packed(bits, t.shape, t.stride(), t.dtype)
 
 
@@ -37,6 +40,19 @@ def restore(kept: Packed | Tensor) -> Tensor:
     return dense
 
 
-def packed_spikes() -> torch.autograd.graph.saved_tensors_hooks:
-    """A context in which autograd saves spikes as bits, for whatever layer consumes them."""
-    return torch.autograd.graph.saved_tensors_hooks(keep, restore)
+def saving(memory: str) -> contextlib.AbstractContextManager:
+    """A context that decides what autograd saves: with "lean" memory spikes as bits, for whatever layer consumes them."""
+    if memory == "lean":
+        return torch.autograd.graph.saved_tensors_hooks(keep, restore)
+    if is_tracking():
+        return torch.autograd.graph.saved_tensors_hooks(_noted, _same)
+    return contextlib.nullcontext()
+
+
+def _noted(t: Tensor) -> Tensor:
+    note_saved(t)
+    return t
+
+
+def _same(t: Tensor) -> Tensor:
+    return t

@@ -44,6 +44,8 @@ class Tracker(TorchDispatchMode):
         trace: an `Event` for each change of `current`, if asked for with `trace=True`.
         peak_place: where the peak was reached.
 
+    `at_peak` is called at each new peak, `on_change` at every change of `current`.
+
     Example:
         >>> with Tracker() as tracker:
         ...     a = torch.zeros(1000)
@@ -53,13 +55,19 @@ class Tracker(TorchDispatchMode):
         (7960, 0)
     """
 
-    def __init__(self, trace: bool = False, at_peak: Callable[[Tracker], None] | None = None) -> None:
+    def __init__(
+        self,
+        trace: bool = False,
+        at_peak: Callable[[Tracker], None] | None = None,
+        on_change: Callable[[Tracker], None] | None = None,
+    ) -> None:
         super().__init__()
         self.current = self.peak = 0
         self.place = self.peak_place = Place()
         self.trace: list[Event] | None = [] if trace else None
-        self.at_peak = at_peak
+        self.at_peak, self.on_change = at_peak, on_change
         self._alive: dict[int, tuple[weakref.ref, int]] = {}
+        self._saved: set[int] = set()
 
     def follow(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that were made before the context, parameters for example."""
@@ -85,6 +93,10 @@ class Tracker(TorchDispatchMode):
         """Bytes of every storage alive, by an identity that `identity` gives for a tensor."""
         return {key: size for key, (_, size) in self._alive.items()}
 
+    def saved(self) -> set[int]:
+        """Identities of the storages alive that autograd holds for a backward."""
+        return self._saved
+
     def _born(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -96,10 +108,13 @@ class Tracker(TorchDispatchMode):
 
     def _died(self, key: int) -> None:
         _, size = self._alive.pop(key)
+        self._saved.discard(key)
         self._change(-size)
 
     def _change(self, size: int) -> None:
         self.current += size
+        if self.on_change:
+            self.on_change(self)
         if self.trace is not None:
             self.trace.append(Event(self.place, self.current))
         if self.current > self.peak:
@@ -142,6 +157,18 @@ def mark(**place) -> None:
     """Tell the tracker in force, if any, where the training step is; fields not named stay as they are."""
     for tracker in _active:
         tracker.place = replace(tracker.place, **place)
+
+
+def note_saved(tensor: Tensor) -> None:
+    """Tell the tracker in force, if any, that autograd keeps this tensor."""
+    for tracker in _active:
+        if identity(tensor) in tracker._alive:
+            tracker._saved.add(identity(tensor))
+
+
+def is_tracking() -> bool:
+    """Whether a tracker is in force."""
+    return bool(_active)
 
 
 @contextlib.contextmanager

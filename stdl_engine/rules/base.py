@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..memory.spikes import Packed, keep, packed_spikes, restore
+from ..memory.spikes import Packed, keep, restore, saving
 from ..memory.tracker import mark
 from ..neurons import Neuron, reset_states
 from ..stream import subnetwork_major, time_major
@@ -125,7 +124,7 @@ class Rule:
         """Output of a subnetwork, cut from the graph and in its small form if lean, and its loss of this time step."""
         mark(phase="forward")
         lean = self.memory == "lean"
-        with packed_spikes() if lean else contextlib.nullcontext():
+        with saving(self.memory):
             x = restore(x)
             # Not subnetwork.units(x): a module's call holds its argument to the end, here each map dies with its unit.
             for unit in subnetwork.units:
