@@ -83,13 +83,13 @@ class Search:
 
     def __init__(self, units: Sequence[Unit], shapes: Sequence[Shape], memory: str, variant: Variant) -> None:
         self.units, self.shapes, self.memory, self.variant = units, shapes, memory, variant
+        self._kinds = [repr(unit) for unit in units]  # what a unit is made of: alike, they cost alike
         self._costs: dict[tuple, float] = {}
 
     def cost(self, index: int, in_shape: Shape) -> float:
         """Footprint of unit `index` as a layer on a map of `in_shape`, its pool included."""
         layer = fitted(self.units[index], index, self.shapes[index], in_shape)
-        unit = self.units[index]
-        key = (type(unit), unit.label, self.shapes[index], layer.pool, layer.stride, in_shape)
+        key = (self._kinds[index], self.shapes[index], layer.pool, layer.stride, in_shape)
         if key not in self._costs:
             with shapes_only():
                 self._costs[key] = footprint(nn.Sequential(*self._modules(layer, in_shape)), in_shape, self.memory)[0]

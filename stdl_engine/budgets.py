@@ -43,8 +43,8 @@ def parse_budget(budget: float | str | Budget) -> Budget:
     if budget == "published":
         return Budget(published=True)
     if isinstance(budget, str):
-        found = re.fullmatch(r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*([a-z]*)\s*", budget, re.IGNORECASE)
-        if not found or found[2].upper() not in UNITS or found[1].count(".") > 1:
+        found = re.fullmatch(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-z]*)\s*", budget, re.IGNORECASE)
+        if not found or found[2].upper() not in UNITS:
             raise ValueError(
                 f'cannot read the budget {budget!r}: write a fraction (0.5), bytes ("2GiB", 2e9) or "published".'
             )
@@ -81,6 +81,6 @@ def format_bytes(size: float) -> str:
 def _size(value: float, written: float | str) -> Budget:
     if not math.isfinite(value) or value < 1:
         raise ValueError(
-            f'the budget {written!r} is not positive: write a fraction up to 1 (0.5), or bytes ("2GiB", 2e9).'
+            f'the budget {written!r} is not positive and finite: write a fraction up to 1 (0.5), or bytes ("2GiB", 2e9).'
         )
     return Budget(size=int(value))

@@ -28,7 +28,7 @@ class Neuron(nn.Module):
         dispatch.check_name(backend)
         self.online, self.step_mode, self.backend = online, step_mode, backend
         self.membrane: Tensor | None = None
-        self.memory: str | None = None
+        self.memory_form: str | None = None
         """Set by learning rules. "lean": spikes are also written as bits. "paper": the plain form, whose state is the
         membrane after reset. Same spikes and gradients to the last bit."""
         self.overwrite = False
@@ -145,9 +145,9 @@ class FusedLIF(Neuron):
     def step(self, x: Tensor, in_place: bool) -> Tensor:
         options = {"reset": self.reset_mode, "reset_value": self.reset_value, "scale": self.scale}
         options |= {"surrogate": self.surrogate, "backend": self.backend}
-        if self.memory == "paper":
+        if self.memory_form == "paper":
             return self._plain_step(x)
-        lean = self.memory == "lean" and not torch.compiler.is_compiling()
+        lean = self.memory_form == "lean" and not torch.compiler.is_compiling()
         if in_place:
             overwrite = self.overwrite and lean
             return lif_step_(x, self.membrane, self.decay, self.threshold, overwrite=overwrite, **options)

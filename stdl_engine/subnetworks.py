@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -89,6 +90,13 @@ class Network:
             self.shapes.append(shape)
             self.costs.append(cost)
 
+    @classmethod
+    def sharing(cls, other: Network, model: nn.Sequential) -> Network:
+        """The same measurements for another copy of the same model."""
+        network = copy.copy(other)
+        network.model = model
+        return network
+
     @property
     def total(self) -> float:
         """Footprint of the whole network, its input included."""
@@ -149,12 +157,10 @@ def plan_within(network: Network, budget: float, variant: Variant = VARIANTS["st
             raise BudgetError(network, index, budget, least) from None
     parts = []
     for run in runs:
-        cost = network.cost(run)
         layers = None
         if run.stop < count:
-            layers, extra = search.best(run.stop - 1, budget - cost)
-            cost += extra
-        parts.append(_part(network, search, run, layers, cost))
+            layers, _ = search.best(run.stop - 1, budget - network.cost(run))
+        parts.append(make_part(network, search, run, layers))
     return Plan(tuple(parts), network.total, budget, network.memory)
 
 
@@ -174,7 +180,7 @@ def plan_with_linear_heads(network: Network, runs: Sequence[range]) -> Plan:
     """Given runs of units, each but the last learning from a linear classifier of its own."""
     search = Search(network.units, network.shapes, network.memory, VARIANTS["linear"])
     last = len(network.units)
-    parts = [_part(network, search, run, None if run.stop == last else [], network.cost(run)) for run in runs]
+    parts = [make_part(network, search, run, None if run.stop == last else []) for run in runs]
     return Plan(tuple(parts), network.total, None, network.memory)
 
 
@@ -183,23 +189,26 @@ def plan_of_layers(network: Network, rows: Sequence[tuple[range, Sequence[int] |
     search = Search(network.units, network.shapes, network.memory, VARIANTS["stdl"])
     parts = []
     for run, indices in rows:
-        cost, layers, shape = network.cost(run), None, network.shapes[run.stop - 1]
+        layers, shape = None, network.shapes[run.stop - 1]
         if indices is not None:
             layers = []
             for index in indices:
                 layers.append(fitted(network.units[index], index, network.shapes[index], shape))
-                cost += search.cost(index, shape)
                 shape = network.shapes[index]
-        parts.append(_part(network, search, run, layers, cost))
+        parts.append(make_part(network, search, run, layers))
     return Plan(tuple(parts), network.total, None, network.memory)
 
 
-def _part(network: Network, search: Search, run: range, layers: Sequence[Layer] | None, cost: float) -> Part:
-    classes = network.head.num_classes
+def make_part(network: Network, search: Search, run: range, layers: Sequence[Layer] | None) -> Part:
+    """A run of units with these auxiliary layers, or with the model's head if None, by name and footprint."""
+    cost, shape = network.cost(run), network.shapes[run.stop - 1]
     if layers is None:
         return Part(run, None, cost, (*network.labels(run), label_of(network.head)))
+    for layer in layers:
+        cost += search.cost(layer.index, shape)
+        shape = network.shapes[layer.index]
     with shapes_only():
-        auxiliary = search.build(run.stop - 1, layers, classes)
+        auxiliary = search.build(run.stop - 1, layers, network.head.num_classes)
     return Part(run, tuple(layers), cost, tuple(network.labels(run)), tuple(label_of(layer) for layer in auxiliary))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .memory.layers import SpikeConv2d
-from .neurons import FusedLIF
+from .neurons import FusedLIF, reset_states
 
 MakeNeuron = Callable[[], nn.Module]
 """Builds one neuron layer, for example `functools.partial(FusedLIF, decay=0.2)`."""
@@ -99,7 +99,7 @@ class ResidualBlock(Unit):
 
     max_stride = 2
     letter = "R"
-    memory: str | None = None
+    memory_form: str | None = None
 
     def __init__(
         self, in_channels: int, out_channels: int, make_neuron: MakeNeuron = FusedLIF, *, stride: int = 1
@@ -135,7 +135,7 @@ class ResidualBlock(Unit):
 
     def add(self, current: Tensor, shortcut: Tensor) -> Tensor:
         """Their sum; with memory "lean" over `current`, which batch norm does not need for its backward."""
-        return current.add_(shortcut) if self.memory == "lean" else current + shortcut
+        return current.add_(shortcut) if self.memory_form == "lean" else current + shortcut
 
     def rebuild(self, in_channels: int, stride: int) -> ResidualBlock:
         return type(self)(in_channels, self.out_channels, self.make_neuron, stride=stride)
@@ -225,18 +225,22 @@ def shapes_only() -> Iterator[None]:
 
 
 def copy_of_shapes(model: nn.Module) -> nn.Module:
-    """The model without its numbers: every tensor on the meta device."""
+    """The model without its numbers: every tensor on the meta device, and no states."""
     with shapes_only():
         tensors = [*model.parameters(), *model.buffers()]
         memo = {id(t): torch.empty(t.shape, dtype=t.dtype) for t in tensors}
         memo |= {id(p): nn.Parameter(memo[id(p)], requires_grad=p.requires_grad) for p in model.parameters()}
-        return copy.deepcopy(model, memo)
+        duplicate = copy.deepcopy(model, memo)
+    reset_states(duplicate)
+    return duplicate
 
 
 def output_shape(module: nn.Module, in_shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of one sample after `module` (which must be on the meta device), without computing anything."""
-    with shapes_only():
-        return tuple(module(torch.empty((2, *in_shape))).shape[1:])
+    with shapes_only(), torch.no_grad():
+        shape = tuple(module(torch.empty((2, *in_shape))).shape[1:])
+    reset_states(module)
+    return shape
 
 
 def _stride_label(stride: int) -> str:

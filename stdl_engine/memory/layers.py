@@ -62,10 +62,10 @@ class _SpikePool(torch.autograd.Function):
 class SpikeConv2d(nn.Conv2d):
     """`nn.Conv2d` without bias; with memory "lean" its input is kept as bits where it has them."""
 
-    memory: str | None = None
+    memory_form: str | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.memory != "lean" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self.memory_form != "lean" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(x)
         weight = self.weight
         if torch.is_autocast_enabled(x.device.type):
@@ -77,10 +77,10 @@ class SpikeConv2d(nn.Conv2d):
 class SpikeAvgPool2d(nn.AvgPool2d):
     """`nn.AvgPool2d` over squares; with memory "lean" its input is not kept at all."""
 
-    memory: str | None = None
+    memory_form: str | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.memory != "lean" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self.memory_form != "lean" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(x)
         k, s, p = self.kernel_size, self.stride, self.padding
         return _SpikePool.apply(x, [k, k], [s, s], [p, p], self.ceil_mode, self.count_include_pad, self.divisor_override)

@@ -73,7 +73,7 @@ def measure(rule: Rule, x: Tensor, y: Tensor, T: int, *, autocast: torch.dtype |
     the optimizer has its state, and the peak of the second is counted."""
     with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
         rule.step(x, y, 1)
-        observed = _Observed(rule)
+        observed = _Observed(rule, x, y)
         with observed.tracker:
             rule.step(x, y, T)
     tracker = observed.tracker
@@ -95,29 +95,33 @@ def measure(rule: Rule, x: Tensor, y: Tensor, T: int, *, autocast: torch.dtype |
 class _Observed:
     """A tracker on a rule's next step that also notes what the peak is made of and each subnetwork's own peak."""
 
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
+    def __init__(self, rule: Rule, *batch: Tensor) -> None:
+        modules = list(rule.modules())
+        self.parameters = [p for m in modules for p in m.parameters(recurse=False)]
+        self.neurons = [m for m in modules if isinstance(m, Neuron)]
         self.parts = dict.fromkeys(PARTS, 0)
         self.peaks = [0] * len(rule.subnetworks)
-        self.tracker = Tracker(at_peak=self._at_peak, on_change=self._on_change)
-        self.tracker.follow(_unique(self._tensors("parameters") + self._tensors("optimizer")))
-
-    def _tensors(self, part: str) -> list[Tensor]:
-        modules = list(self.rule.modules())
-        if part == "parameters":
-            return [t for m in modules for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))]
-        if part == "optimizer":
-            states = (state for o in self.rule.optimizers for state in o.state.values())
-            return [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        if part == "gradients":
-            return [p.grad for m in modules for p in m.parameters(recurse=False) if p.grad is not None]
-        return [m.membrane for m in modules if isinstance(m, Neuron) and m.membrane is not None]
+        buffers = [b for m in modules for b in m.buffers(recurse=False)]
+        states = [state for o in rule.optimizers for state in o.state.values()]
+        held = [t for state in states for t in state.values() if isinstance(t, Tensor)]
+        self.fixed = {
+            "parameters": {identity(t) for t in (*self.parameters, *buffers)},
+            "optimizer": {identity(t) for t in held},
+        }
+        self.tracker = Tracker()
+        self.tracker.follow([*batch, *self.parameters, *buffers, *held])
+        self.tracker.at_peak, self.tracker.on_change = self._at_peak, self._on_change
 
     def _at_peak(self, tracker: Tracker) -> None:
         alive = tracker.alive()
-        for part in ("parameters", "optimizer", "gradients", "states"):
-            self.parts[part] = sum(alive.pop(identity(t), 0) for t in self._tensors(part))
-        self.parts["saved"] = sum(alive.pop(key, 0) for key in tracker.saved())
+        now = {
+            **self.fixed,
+            "gradients": {identity(p.grad) for p in self.parameters if p.grad is not None},
+            "states": {identity(n.membrane) for n in self.neurons if n.membrane is not None},
+            "saved": tracker.saved(),
+        }
+        for part, identities in now.items():
+            self.parts[part] = sum(alive.pop(key, 0) for key in identities)
         self.parts["transient"] = sum(alive.values())
 
     def _on_change(self, tracker: Tracker) -> None:
@@ -132,7 +136,3 @@ def fake_copy(model: nn.Module) -> nn.Module:
     for p in model.parameters():
         memo[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad)
     return copy.deepcopy(model, memo)
-
-
-def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return list({identity(t): t for t in tensors}.values())

@@ -50,6 +50,7 @@ class Rule:
             results to the last bit.
         order: "subnetwork" or "time" runs subnetworks in the inner or the outer loop; the default is "subnetwork" for
             lean, "time" for paper.
+        plan, network: how the network is cut and what it looks like, where they are known already.
 
     A subclass says how the network is cut (`make_plan`) and may say how a subnetwork learns from one time step
     (`learn`).
@@ -67,6 +68,8 @@ class Rule:
         schedule: Callable[[Optimizer], LRScheduler] | None = None,
         memory: str = "lean",
         order: str | None = None,
+        plan: Plan | None = None,
+        network: Network | None = None,
     ) -> None:
         if memory not in MEMORY:
             raise ValueError(f"unknown memory {memory!r}: pass one of {', '.join(MEMORY)}.")
@@ -74,14 +77,15 @@ class Rule:
         self.order = order or ("subnetwork" if memory == "lean" else "time")
         if self.order not in ORDERS:
             raise ValueError(f"unknown order {order!r}: pass one of {', '.join(ORDERS)}.")
-        self.network = Network(model, tuple(sample.shape[1:]), memory)
-        self.plan = self.make_plan()
+        self.network = network or Network(model, tuple(sample.shape[1:]), memory)
+        self.make_optimizer, self.batch_size = optimizer, len(sample)
+        self.plan = plan or self.make_plan()
         self.subnetworks = self.build_subnetworks()
         for module in self.modules():
             if isinstance(module, Neuron):
                 module.online = self.online
-            if hasattr(module, "memory"):
-                module.memory = memory
+            if hasattr(module, "memory_form"):
+                module.memory_form = memory
         self.optimizers = [optimizer([p for p in part.parameters() if p.requires_grad]) for part in self.subnetworks]
         self.schedulers = [schedule(o) for o in self.optimizers] if schedule else []
 

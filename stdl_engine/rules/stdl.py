@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from ..auxiliary import VARIANTS
 from ..budgets import Budget, parse_budget
+from ..memory.fit import plan_within_bytes
 from ..published import published_rows
 from ..subnetworks import Plan, Subnetwork, build, plan_of_layers, plan_within
 from .base import Rule
@@ -19,6 +20,7 @@ class STDL(Rule):
             "published".
         variant: how auxiliary networks are made: "stdl", or an ablation: "conv3x3", "conv1x1", "two_layer", "linear",
             "depth_only".
+        steps: time steps for which a budget in bytes is kept; the spikes between subnetworks are kept for all of them.
         layerwise: make every unit a subnetwork instead (ablation).
 
     Example:
@@ -28,16 +30,28 @@ class STDL(Rule):
     """
 
     def __init__(
-        self, *args, budget: float | str | Budget = 0.5, variant: str = "stdl", layerwise: bool = False, **options
+        self,
+        *args,
+        budget: float | str | Budget = 0.5,
+        variant: str = "stdl",
+        layerwise: bool = False,
+        steps: int = 4,
+        **options,
     ) -> None:
         if variant not in VARIANTS:
             raise ValueError(f"unknown variant {variant!r}: choose from {', '.join(VARIANTS)}.")
         self.budget, self.variant, self.layerwise = parse_budget(budget), VARIANTS[variant], layerwise
+        self.steps = steps
         super().__init__(*args, **options)
 
     def make_plan(self) -> Plan:
         if self.budget.published:
             return plan_of_layers(self.network, published_rows(self.model))
+        if self.budget.size is not None:
+            return plan_within_bytes(
+                self.network, self.budget.size, self.make_optimizer, self.batch_size, self.steps, self.variant,
+                order=self.order, layerwise=self.layerwise,
+            )  # fmt: skip
         return plan_within(self.network, self.budget.fraction * self.network.total, self.variant, self.layerwise)
 
     def build_subnetworks(self) -> list[Subnetwork]:
