@@ -18,6 +18,9 @@ PUBLISHED: dict[str, Rows] = {
 }
 
 
+PUBLISHED["resnet18_pooled"] = PUBLISHED["resnet18"]  # the same configuration was used on event frames
+
+
 def published_rows(model: nn.Module) -> Rows:
     """The published row of a model made by `build_model`."""
     architecture = getattr(model, "architecture", None)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from torch import nn
 
 from ..neurons import FusedLIF
-from .resnet import resnet18, resnet19
+from .resnet import resnet18, resnet18_pooled, resnet19
 from .sew_resnet import sew_resnet34
 from .vgg import vgg11, vgg16
 
 MODELS: dict[str, Callable[..., nn.Sequential]] = {
     "resnet18": resnet18,
+    "resnet18_pooled": resnet18_pooled,
     "resnet19": resnet19,
     "vgg16": vgg16,
     "vgg11": vgg11,

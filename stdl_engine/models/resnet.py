@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from ..memory.layers import SpikeAvgPool2d
 from ..units import ConvUnit, Head, MakeNeuron, ResidualBlock
 
 
@@ -14,6 +15,14 @@ def resnet18(
 ) -> nn.Sequential:
     """64C3, then stages of 64, 128, 256 and 512 channels with two blocks each."""
     stem = ConvUnit(in_channels, channels(64), make_neuron)
+    return residual_network(stem, (64, 128, 256, 512), (2, 2, 2, 2), num_classes, channels, make_neuron, ResidualBlock)
+
+
+def resnet18_pooled(
+    in_channels: int, num_classes: int, channels: Callable[[int], int], make_neuron: MakeNeuron
+) -> nn.Sequential:
+    """ResNet-18 with an average pool of stride 2 after the stem, for event frames of 224 × 224."""
+    stem = ConvUnit(in_channels, channels(64), make_neuron, pool=SpikeAvgPool2d(2))
     return residual_network(stem, (64, 128, 256, 512), (2, 2, 2, 2), num_classes, channels, make_neuron, ResidualBlock)
 
 
