@@ -81,6 +81,7 @@ def format_bytes(size: float) -> str:
 def _size(value: float, written: float | str) -> Budget:
     if not math.isfinite(value) or value < 1:
         raise ValueError(
-            f'the budget {written!r} is not positive and finite: write a fraction up to 1 (0.5), or bytes ("2GiB", 2e9).'
+            f"the budget {written!r} is not positive and finite: "
+            'write a fraction up to 1 (0.5), or bytes ("2GiB", 2e9).'
         )
     return Budget(size=int(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 
@@ -48,3 +49,12 @@ def partition_by(count: int, fits: Callable[[range], bool]) -> list[range]:
         runs.append(rest)
         first = rest.stop
     return runs
+
+
+def smallest_budget(count: int, needed: Callable[[range], float]) -> float:
+    """The smallest budget that `partition_by` gets through with, where a run fits if it needs no more than that."""
+    for budget in sorted({needed(range(first, stop)) for stop in range(1, count + 1) for first in range(stop)}):
+        with contextlib.suppress(LookupError):
+            partition_by(count, lambda run, budget=budget: needed(run) <= budget)
+            return budget
+    return 0.0

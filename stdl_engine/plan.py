@@ -61,7 +61,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--memory", default="lean", choices=("lean", "paper"), help="how activations are kept")
     parser.add_argument("--batch-size", type=int, help="default: the recipe's")
     parser.add_argument("--steps", type=int, metavar="T", help="time steps; default: the recipe's")
-    parser.add_argument("--budget", help='STDL: a fraction (0.5), bytes ("2GiB") or "published" (the default if it exists)')
+    parser.add_argument(
+        "--budget", help='STDL: a fraction (0.5), bytes ("2GiB") or "published" (the default if it exists)'
+    )
     parser.add_argument("--groups", type=int, default=3, metavar="K", help="groups of the rule even (default 3)")
     parser.add_argument("--width", type=float, default=1.0, help="multiplies every channel count")
     parser.add_argument("--bf16", action="store_true", help="under bfloat16 autocast")
@@ -96,10 +98,9 @@ def plan(recipe: Recipe, rule: str, memory: str, options: argparse.Namespace) ->
         extra = {"budget": options.budget or ("published" if recipe.model in PUBLISHED else 0.5), "steps": recipe.steps}
     if rule == "even":
         extra = {"K": options.groups}
-    autocast = torch.bfloat16 if options.bf16 else None
     shape = (recipe.batch_size, *recipe.in_shape)
-    optimizer = recipe.make_optimizer()
-    return predict(RULES[rule], model, optimizer, shape, recipe.steps, memory=memory, autocast=autocast, **extra)
+    extra |= {"memory": memory, "sequence": recipe.events, "autocast": torch.bfloat16 if options.bf16 else None}
+    return predict(RULES[rule], model, recipe.make_optimizer(), shape, recipe.steps, **extra)
 
 
 def compare(recipe: Recipe, options: argparse.Namespace, console: Console) -> list[Prediction]:
@@ -157,7 +158,9 @@ def prediction_table(p: Prediction) -> Table:
     """One plan for people: the peak, what it is made of, and each subnetwork."""
     title = f"{p.rule}, {p.memory} memory, batch {p.batch_size}, T={p.steps}: peak {format_bytes(p.peak_bytes)}"
     caption = ", ".join(f"{part} {format_bytes(p.parts[part])}" for part in PARTS)
-    place = f"reached in time step {(p.place.step or 0) + 1}, subnetwork {(p.place.subnetwork or 0) + 1}, {p.place.phase}"
+    place = (
+        f"reached in time step {(p.place.step or 0) + 1}, subnetwork {(p.place.subnetwork or 0) + 1}, {p.place.phase}"
+    )
     table = Table(title=title, caption=f"{caption}\n{place}", title_justify="left", caption_justify="left")
     for column in ("", "subnetwork", "auxiliary network", "peak"):
         table.add_column(column, justify="right" if column == "peak" else "left", overflow="fold")

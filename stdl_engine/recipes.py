@@ -32,6 +32,8 @@ class Recipe:
     decay: float = 0.1
     """λ, what is left of a membrane after one time step."""
     threshold: float = 1.0
+    events: bool = False
+    """Whether a sample is a sequence of T frames of events, or one image shown T times."""
 
     def build(self, **changes) -> nn.Sequential:
         """The network, `changes` going to `build_model` (for example width=0.25)."""
@@ -47,7 +49,7 @@ class Recipe:
 
 _CIFAR = {"in_shape": (3, 32, 32), "batch_size": 512, "steps": 4, "epochs": 400, "lr": 0.4, "weight_decay": 5e-5}
 _IMAGENET = {"model": "sew_resnet34", "in_shape": (3, 224, 224), "num_classes": 1000, "decay": 0.2}
-_EVENTS = {"batch_size": 100, "optimizer": "adamw", "weight_decay": 5e-4}
+_EVENTS = {"events": True, "batch_size": 100, "optimizer": "adamw", "weight_decay": 5e-4}
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe

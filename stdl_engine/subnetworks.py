@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import ceil, prod
 
 import torch
 from torch import Tensor, nn
 
 from .auxiliary import VARIANTS, Layer, Search, Shape, Variant, fitted
 from .footprint import footprint
-from .partition import partition_by
+from .partition import partition_by, smallest_budget
 from .units import Head, copy_of_shapes, label_of, shapes_only
 
 
@@ -143,6 +144,7 @@ def plan_within(network: Network, budget: float, variant: Variant = VARIANTS["st
     search = Search(network.units, network.shapes, network.memory, variant)
     count = len(network.units)
 
+    @functools.cache
     def needed(run: range) -> float:
         return network.cost(run) + (0.0 if run.stop == count else search.smallest(run.stop - 1))
 
@@ -153,8 +155,7 @@ def plan_within(network: Network, budget: float, variant: Variant = VARIANTS["st
             runs = partition_by(count, lambda run: needed(run) <= budget)
         except LookupError as stuck:
             (index,) = stuck.args
-            least = max(needed(range(i, i + 1)) for i in range(count))
-            raise BudgetError(network, index, budget, least) from None
+            raise BudgetError(network, index, budget, smallest_budget(count, needed)) from None
     parts = []
     for run in runs:
         layers = None
@@ -170,9 +171,10 @@ class BudgetError(ValueError):
     def __init__(self, network: Network, index: int, budget: float, least: float) -> None:
         self.least = least
         label = label_of(network.units[index])
+        rounded_up = ceil(1e4 * least / network.total) / 1e4
         super().__init__(
             f"unit {index} ({label}) with the smallest auxiliary network needs more than the budget of {budget / network.total:.4f} "
-            f"of the network's footprint: the smallest budget that works is {least / network.total:.4f}."
+            f"of the network's footprint: the smallest budget that works is {rounded_up:.4f}."
         )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .memory.layers import SpikeConv2d
+from .memory.spikes import is_spikes, mark_counts
 from .neurons import FusedLIF, reset_states
 
 MakeNeuron = Callable[[], nn.Module]
@@ -155,7 +156,9 @@ class SEWBlock(ResidualBlock):
 
     def forward(self, x: Tensor) -> Tensor:
         spikes = self.neuron2(self.norm2(self.conv2(self.neuron1(self.norm1(self.conv1(x))))))
-        return self.add(spikes, self.shortcut(x) if self.shortcut else x)
+        counted = self.memory_form == "lean" and (self.shortcut is not None or is_spikes(x))
+        total = self.add(spikes, self.shortcut(x) if self.shortcut else x)
+        return mark_counts(total) if counted else total
 
 
 class Head(nn.Module):

@@ -24,7 +24,7 @@ from ..rules.base import Rule
 from ..stream import subnetwork_major
 from ..subnetworks import Network, Part, Plan, build, make_part
 from .planner import fake_copy, measure
-from .spikes import Packed, keep
+from .spikes import Kept, keep, small_tensor
 from .tracker import Tracker
 
 STEPS_OF_LIMIT_SEARCH = 3
@@ -45,7 +45,9 @@ def plan_within_bytes(
     order: str,
     layerwise: bool = False,
 ) -> Plan:
-    """The fewest subnetworks, with the deepest auxiliary networks, whose training step peaks at no more than `budget`."""
+    """The fewest subnetworks, with the deepest auxiliary networks, whose training step peaks at no more than
+    `budget`.
+    """
     with unset_fake_temporarily(), FakeTensorMode():
         fitting = _Fitting(network, optimizer, batch_size, T, variant, order)
         return fitting.best(budget, layerwise)
@@ -128,13 +130,13 @@ class _Fitting:
             (subnetwork,) = rule.subnetworks
             x = self.boundary(part.units.start)
             tracker = Tracker()
-            tracker.follow([self.labels, *_tensors(x), *subnetwork.parameters(), *subnetwork.buffers()])
+            tracker.follow([self.labels, small_tensor(x), *subnetwork.parameters(), *subnetwork.buffers()])
             with tracker:
                 train(rule, [x] * min(self.T, 2))  # from the second step on every step is the same
             own = {id(p): p.nbytes for p in subnetwork.parameters()}
             others = sum(p.nbytes for p in self.fake.model.parameters() if id(p) not in own)
             state = self.state_per_parameter * (sum(own.values()) + others)
-            waiting = 0 if part.units.start == 0 else sum(t.nbytes for t in _tensors(x)) * max(0, self.T - 2)
+            waiting = 0 if part.units.start == 0 else small_tensor(x).nbytes * max(0, self.T - 2)
             self._peaks[key] = tracker.peak + others + int(state) + waiting
         return self._peaks[key]
 
@@ -147,7 +149,7 @@ class _Fitting:
         optimizer.step()
         return sum(t.nbytes for t in optimizer.state[parameter].values() if isinstance(t, Tensor)) / parameter.nbytes
 
-    def boundary(self, first: int) -> Tensor | Packed:
+    def boundary(self, first: int) -> Kept:
         """What subnetworks that start at this unit are given, in its small form."""
         shape = (self.batch_size, *(self.network.shapes[first - 1] if first else self.network.in_shape))
         if first == 0:
@@ -192,7 +194,3 @@ def train(rule: Rule, frames: list) -> None:
     """Train the subnetworks of a rule on these inputs, outside of `step`, which takes only the network's own."""
     rule._start(rule.labels, len(frames))
     subnetwork_major(rule.subnetworks, frames, rule.learn, rule.finish)
-
-
-def _tensors(kept: Tensor | Packed) -> list[Tensor]:
-    return [kept.bits] if isinstance(kept, Packed) else [kept]

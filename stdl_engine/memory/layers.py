@@ -27,7 +27,9 @@ class _SpikeConv(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         stride, padding = ctx.settings
         if ctx.kept is None:
-            raise RuntimeError("lean memory frees a layer's input as it goes back: the same graph cannot be used twice.")
+            raise RuntimeError(
+                "lean memory frees a layer's input as it goes back: the same graph cannot be used twice."
+            )
         kept, ctx.kept = ctx.kept, None
 
         def gradient(x: Tensor, weight: Tensor, wanted: list[bool]) -> tuple[Tensor | None, ...]:
@@ -39,7 +41,8 @@ class _SpikeConv(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_weight = gradient(restore(kept), weight, [False, True, False])[1]
         if ctx.needs_input_grad[0]:
-            # Only the shape of the input is read: one element stands in for all. The layout is then the weight's to say.
+            # Only the shape of the input is read: one element stands in for all. The layout is then the weight's to
+            # say.
             layout = torch.channels_last if ctx.channels_last else torch.contiguous_format
             stand_in = grad.new_empty(1).expand(ctx.shape)
             grad_x = gradient(stand_in, weight.contiguous(memory_format=layout), [True, False, False])[0]
@@ -83,4 +86,6 @@ class SpikeAvgPool2d(nn.AvgPool2d):
         if self.memory_form != "lean" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(x)
         k, s, p = self.kernel_size, self.stride, self.padding
-        return _SpikePool.apply(x, [k, k], [s, s], [p, p], self.ceil_mode, self.count_include_pad, self.divisor_override)
+        return _SpikePool.apply(
+            x, [k, k], [s, s], [p, p], self.ceil_mode, self.count_include_pad, self.divisor_override
+        )

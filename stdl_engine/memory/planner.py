@@ -54,17 +54,21 @@ def predict(
     sample: Tensor | tuple[int, ...],
     T: int,
     *,
+    sequence: bool = False,
     autocast: torch.dtype | None = None,
     **options,
 ) -> Prediction:
     """Peak memory of `rule(model, optimizer, sample, **options).step(x, y, T)`, after the optimizer has its state.
 
-    The model is not touched: its shapes are copied. `sample` is a batch, or its shape.
+    The model is not touched: its shapes are copied. `sample` is a batch without time, or its shape; with `sequence`
+    x is T different frames of it, [T, B, ...], otherwise the one batch shown T times.
     """
     shape = tuple(sample.shape) if isinstance(sample, Tensor) else tuple(sample)
     with FakeTensorMode():
         x, y = torch.empty(shape), torch.empty(shape[0], dtype=torch.int64)
         trained = rule(fake_copy(model), optimizer, x, **options)
+        if sequence:
+            x = torch.empty(T, *shape)
         return measure(trained, x, y, T, autocast=autocast)
 
 
@@ -72,7 +76,7 @@ def measure(rule: Rule, x: Tensor, y: Tensor, T: int, *, autocast: torch.dtype |
     """Peak memory of `rule.step(x, y, T)` on these tensors, fake or real: two steps are run, a short one first so that
     the optimizer has its state, and the peak of the second is counted."""
     with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
-        rule.step(x, y, 1)
+        rule.step(x[:1] if x.ndim > 1 + len(rule.network.in_shape) else x, y, 1)
         observed = _Observed(rule, x, y)
         with observed.tracker:
             rule.step(x, y, T)

@@ -1,5 +1,5 @@
-"""Spikes kept small: what autograd would save as a dense tensor is saved as its bits and unpacked when backward asks
-for it.
+"""Spikes kept small: what autograd would save as a dense tensor is saved as one bit a spike, or as one byte where
+spikes were added up, and made dense again when backward asks for it.
 """
 
 from __future__ import annotations
@@ -15,33 +15,70 @@ from .tracker import is_tracking, note_saved
 
 
 @dataclass(frozen=True)
-class Packed:
+class Bits:
     """A spike tensor as one bit an element, and what it takes to rebuild it exactly."""
 
-    bits: Tensor
+    small: Tensor
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
 
+    def restore(self) -> Tensor:
+        dense = unpack(self.small, self.shape, self.stride, self.dtype)
+        attach(dense, self.small)
+        return dense
 
-def keep(t: Tensor) -> Packed | Tensor:
+
+@dataclass(frozen=True)
+class Counts:
+    """A sum of spikes as one byte an element."""
+
+    small: Tensor
+    dtype: torch.dtype
+
+    def restore(self) -> Tensor:
+        return mark_counts(self.small.to(self.dtype))
+
+
+Kept = Bits | Counts | Tensor
+"""A tensor in its small form, or as it is where it has none."""
+
+
+def mark_counts(t: Tensor) -> Tensor:
+    """Say that a tensor holds whole numbers from 0 to 255, sums of spikes, so that it may be kept as bytes."""
+    t.untyped_storage().spike_counts = t._version
+    return t
+
+
+def is_spikes(t: Tensor) -> bool:
+    """Whether a tensor is known to hold spikes or sums of them."""
+    return bits_of(t) is not None or getattr(t.untyped_storage(), "spike_counts", None) == t._version
+
+
+def keep(t: Tensor) -> Kept:
     """The small form of a tensor if it has one, else the tensor itself."""
-    bits = bits_of(t)
-    note_saved(t if bits is None else bits)
-    return t if bits is None else Packed(bits, t.shape, t.stride(), t.dtype)
+    kept: Kept = t
+    if (bits := bits_of(t)) is not None:
+        kept = Bits(bits, t.shape, t.stride(), t.dtype)
+    elif is_spikes(t):
+        kept = Counts(t.detach().to(torch.uint8), t.dtype)
+    note_saved(small_tensor(kept))
+    return kept
 
 
-def restore(kept: Packed | Tensor) -> Tensor:
+def restore(kept: Kept) -> Tensor:
     """The tensor that `keep` was given, bit for bit, and ready to be kept again."""
-    if not isinstance(kept, Packed):
-        return kept
-    dense = unpack(kept.bits, kept.shape, kept.stride, kept.dtype)
-    attach(dense, kept.bits)
-    return dense
+    return kept if isinstance(kept, Tensor) else kept.restore()
+
+
+def small_tensor(kept: Kept) -> Tensor:
+    """The tensor that is held while something is kept."""
+    return kept if isinstance(kept, Tensor) else kept.small
 
 
 def saving(memory: str) -> contextlib.AbstractContextManager:
-    """A context that decides what autograd saves: with "lean" memory spikes as bits, for whatever layer consumes them."""
+    """A context that decides what autograd saves: with "lean" memory spikes in their small form, whatever layer
+    consumes them."""
     if memory == "lean":
         return torch.autograd.graph.saved_tensors_hooks(keep, restore)
     if is_tracking():

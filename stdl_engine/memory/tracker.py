@@ -1,8 +1,8 @@
 """Follow every tensor's memory from birth to death, and so know the peak exactly.
 
-On CPU and on fake tensors a dispatch mode sees each operator's results; a storage is counted once however many views it has, by a weak
-reference whose callback takes it off again, so the tracker keeps nothing alive. Memory an operator takes and gives back inside itself
-is not seen. On CUDA the caching allocator counts for us.
+On CPU and on fake tensors a dispatch mode sees each operator's results; a storage is counted once however many views
+it has, by a weak reference whose callback takes it off again, so the tracker keeps nothing alive. Memory an operator
+takes and gives back inside itself is not seen. On CUDA the caching allocator counts for us.
 """
 
 from __future__ import annotations

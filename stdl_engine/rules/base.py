@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..memory.spikes import Packed, keep, restore, saving
+from ..memory.spikes import Kept, keep, restore, saving
 from ..memory.tracker import mark
 from ..neurons import Neuron, reset_states
 from ..stream import subnetwork_major, time_major
@@ -116,7 +116,7 @@ class Rule:
         del self._losses, self._logits, self._labels
         return result
 
-    def learn(self, subnetwork: Subnetwork, t: int, x: Tensor | Packed) -> Tensor | Packed:
+    def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
         """One time step of one subnetwork: forward, loss, and the gradient of this step added to the others."""
         mark(step=t, subnetwork=self.subnetworks.index(subnetwork))
         output, loss = self.forward(subnetwork, x)
@@ -124,7 +124,7 @@ class Rule:
         loss.backward()
         return output
 
-    def forward(self, subnetwork: Subnetwork, x: Tensor | Packed) -> tuple[Tensor | Packed, Tensor]:
+    def forward(self, subnetwork: Subnetwork, x: Kept) -> tuple[Kept, Tensor]:
         """Output of a subnetwork, cut from the graph and in its small form if lean, and its loss of this time step."""
         mark(phase="forward")
         lean = self.memory == "lean"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from ..memory.spikes import Packed
+from ..memory.spikes import Kept
 from ..memory.tracker import mark
 from ..subnetworks import Subnetwork
 from .base import Rule
@@ -15,7 +13,7 @@ class BPTT(Rule):
 
     online = False
 
-    def learn(self, subnetwork: Subnetwork, t: int, x: Tensor | Packed) -> Tensor | Packed:
+    def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
         mark(step=t, subnetwork=0)
         output, loss = self.forward(subnetwork, x)
         self._total = loss if t == 0 else self._total + loss

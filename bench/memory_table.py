@@ -1,0 +1,91 @@
+"""The planner beside the paper: peak memory of every published row, plain ("paper") and lean.
+
+python -m bench.memory_table            prints the tables of docs/memory.md
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+
+import torch
+
+from stdl_engine.memory.planner import predict
+from stdl_engine.published import PUBLISHED
+from stdl_engine.recipes import RECIPES, Recipe
+from stdl_engine.rules import RULES
+
+RULE_NAMES = ("bptt", "sltt", "decolle", "ell", "stdl")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published measurement."""
+
+    recipe: str
+    rule: str
+    published_gb: float
+    batch_size: int
+    steps: int
+    budget: float | str = "published"
+
+
+PUBLISHED_GB = {  # recipe: batch, T, GB for each of RULE_NAMES
+    "cifar10": (512, 4, (15.45, 4.88, 2.76, 2.76, 3.51)),
+    "cifar100": (512, 4, (39.44, 12.38, 6.07, 6.07, 8.31)),
+    "svhn": (512, 4, (7.84, 2.54, 1.81, 1.81, 1.82)),
+    "imagenet": (512, 4, (424.35, 144.37, 86.33, 87.83, 106.53)),
+    "cifar10-dvs": (100, 10, (99.09, 13.08, 10.03, 10.03, 10.50)),
+    "gait-day-dvs": (100, 20, (227.36, 15.49, 8.89, 8.89, 10.91)),
+    "har-dvs": (100, 4, (51.20, 15.86, 12.08, 12.10, 12.87)),
+}
+TIME_STEPS = (
+    *((("cifar10", "bptt", T), gb) for T, gb in ((1, 4.56), (2, 8.40), (6, 22.50))),
+    *((("cifar10", "stdl", T), gb) for T, gb in ((1, 3.17), (2, 3.51), (6, 3.51))),
+)
+
+
+def rows() -> list[Row]:
+    """Every published figure this project plans."""
+    main = [
+        Row(recipe, rule, gb, batch, T)
+        for recipe, (batch, T, figures) in PUBLISHED_GB.items()
+        for rule, gb in zip(RULE_NAMES, figures, strict=True)
+    ]
+    return main + [Row(recipe, rule, gb, 512, T) for (recipe, rule, T), gb in TIME_STEPS]
+
+
+def peak_gb(recipe: Recipe, rule: str, memory: str, autocast: torch.dtype | None = None, T: int | None = None) -> float:
+    """Planned peak in GB (1e9 bytes)."""
+    with torch.device("meta"):
+        model = recipe.build()
+    options = {}
+    if rule == "stdl":
+        options = {"budget": "published" if recipe.model in PUBLISHED else 0.5}
+    shape = (recipe.batch_size, *recipe.in_shape)
+    options |= {"memory": memory, "autocast": autocast, "sequence": recipe.events}
+    prediction = predict(RULES[rule], model, recipe.make_optimizer(), shape, T or recipe.steps, **options)
+    return prediction.peak_bytes / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m bench.memory_table", description=__doc__.splitlines()[0])
+    parser.add_argument("--recipe", choices=sorted(PUBLISHED_GB), help="only this recipe's rows")
+    only = parser.parse_args().recipe
+    print("| recipe | net | rule | batch | T | paper GB | planned, paper memory | off | lean | paper / lean |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for row in rows():
+        if only and row.recipe != only:
+            continue
+        recipe = replace(RECIPES[row.recipe], batch_size=row.batch_size, steps=row.steps)
+        plain, lean = (peak_gb(recipe, row.rule, memory) for memory in ("paper", "lean"))
+        off = plain / row.published_gb - 1
+        print(
+            f"| {row.recipe} | {recipe.model} | {row.rule.upper()} | {row.batch_size} | {row.steps} | {row.published_gb:.2f} "
+            f"| {plain:.2f} | {off:+.1%} | {lean:.2f} | {row.published_gb / lean:.1f}× |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
