@@ -81,8 +81,8 @@ def main() -> None:
         plain, lean = (peak_gb(recipe, row.rule, memory) for memory in ("paper", "lean"))
         off = plain / row.published_gb - 1
         print(
-            f"| {row.recipe} | {recipe.model} | {row.rule.upper()} | {row.batch_size} | {row.steps} | {row.published_gb:.2f} "
-            f"| {plain:.2f} | {off:+.1%} | {lean:.2f} | {row.published_gb / lean:.1f}× |",
+            f"| {row.recipe} | {recipe.model} | {row.rule.upper()} | {row.batch_size} | {row.steps} "
+            f"| {row.published_gb:.2f} | {plain:.2f} | {off:+.1%} | {lean:.2f} | {row.published_gb / lean:.1f}× |",
             flush=True,
         )
 

@@ -1,73 +1,55 @@
-"""Train a small spiking network on scikit-learn's digits: `python -m stdl_engine.demo`, about ten seconds on two CPU
+"""Train a small spiking ResNet on scikit-learn's digits by STDL: `python -m stdl_engine.demo`, under a minute on two
 cores.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 
 import torch
 from sklearn.datasets import load_digits
-from torch import nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 
-from stdl_engine import FusedLIF, reset_states
+from stdl_engine.budgets import format_bytes
+from stdl_engine.memory.planner import predict
+from stdl_engine.models import build_model
+from stdl_engine.rules import BPTT, STDL
 
 EPOCHS, BATCH, T = 8, 64, 4
 
 
-def build() -> nn.Sequential:
-    """A small conv net whose activations are spiking neurons."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), FusedLIF(online=True),
-        nn.Conv2d(16, 32, 3, padding=1, stride=2), nn.BatchNorm2d(32), FusedLIF(online=True),
-        nn.Flatten(), nn.Linear(32 * 4 * 4, 10),
-    )  # fmt: skip
-
-
-def train_batch(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
-    """One optimizer step, learning online: each time step's gradient is added as soon as the step is done."""
-    reset_states(model)
-    optimizer.zero_grad()
-    total = 0.0
-    for _ in range(T):
-        loss = cross_entropy(model(x), y) / T
-        loss.backward()
-        total += loss.item()
-    optimizer.step()
-    return total
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Share of images whose mean prediction over T steps is right."""
-    model.eval()
-    reset_states(model)
-    logits = torch.stack([model(x) for _ in range(T)]).mean(0)
-    model.train()
-    return (logits.argmax(1) == y).float().mean().item()
-
-
-def main() -> None:
-    torch.manual_seed(0)
+def load() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images [N, 1, 8, 8] and labels: 1437 to train on, 360 to test."""
     digits = load_digits()
     x = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
     y = torch.tensor(digits.target)
     order = torch.randperm(len(x))
     train, test = order[:1437], order[1437:]
-    model = build()
-    print(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    return x[train], y[train], x[test], y[test]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    x, y, x_test, y_test = load()
+    model = build_model("resnet18", in_channels=1, width=0.25)
+    optimizer = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=5e-5)
+    schedule = functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=EPOCHS)
+    rule = STDL(model, optimizer, x[:BATCH], budget="published", schedule=schedule)
+    print(rule.plan)
+    ours, bptt = (
+        predict(kind, model, optimizer, x[:BATCH], T, **options).peak_bytes
+        for kind, options in ((STDL, {"budget": "published"}), (BPTT, {"memory": "paper"}))
+    )
+    print(f"peak memory of a training step: {format_bytes(ours)}, plain BPTT would need {format_bytes(bptt)}\n")
     for epoch in range(1, EPOCHS + 1):
         start = time.perf_counter()
-        losses = [
-            train_batch(model, optimizer, x[batch], y[batch])
-            for batch in train[torch.randperm(len(train))].split(BATCH)
-        ]
+        batches = torch.randperm(len(x)).split(BATCH)
+        losses = [rule.step(x[batch], y[batch], T).loss.item() for batch in batches if len(batch) > 1]
+        rule.advance_schedule()
+        accuracy = (rule.predict(x_test, T).argmax(1) == y_test).float().mean().item()
         seconds = time.perf_counter() - start
-        print(
-            f"epoch {epoch}/{EPOCHS}  loss {sum(losses) / len(losses):.3f}  test {accuracy(model, x[test], y[test]):.1%}  {seconds:.1f} s"
-        )
+        print(f"epoch {epoch}/{EPOCHS}  loss {sum(losses) / len(losses):.3f}  test {accuracy:.1%}  {seconds:.1f} s")
 
 
 if __name__ == "__main__":

@@ -122,7 +122,8 @@ def fit(recipe: Recipe, options: argparse.Namespace, console: Console) -> list[d
     if all(answer["batch_size"] == 0 for answer in answers):
         least = min(answer["peak_bytes"] for answer in answers)
         raise ValueError(
-            f"nothing fits in {format_bytes(limit)}: the smallest batch, 2, needs {least} bytes ({format_bytes(least)})."
+            f"nothing fits in {format_bytes(limit)}: the smallest batch, 2, needs {least} bytes "
+            f"({format_bytes(least)})."
         )
     return answers
 

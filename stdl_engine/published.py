@@ -26,7 +26,7 @@ def published_rows(model: nn.Module) -> Rows:
     architecture = getattr(model, "architecture", None)
     if architecture not in PUBLISHED:
         raise ValueError(
-            f'budget "published" exists for {", ".join(PUBLISHED)}, and this model is {architecture or "none of them"}: '
+            f'budget "published" exists for {", ".join(PUBLISHED)}, this model is {architecture or "none of them"}: '
             'pass a fraction such as 0.5, or bytes such as "2GiB".'
         )
     return PUBLISHED[architecture]

@@ -173,8 +173,8 @@ class BudgetError(ValueError):
         label = label_of(network.units[index])
         rounded_up = ceil(1e4 * least / network.total) / 1e4
         super().__init__(
-            f"unit {index} ({label}) with the smallest auxiliary network needs more than the budget of {budget / network.total:.4f} "
-            f"of the network's footprint: the smallest budget that works is {rounded_up:.4f}."
+            f"unit {index} ({label}) with the smallest auxiliary network needs more than the budget of "
+            f"{budget / network.total:.4f} of the network's footprint: the smallest budget that works is {rounded_up:.4f}."
         )
 
 

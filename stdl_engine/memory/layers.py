@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 
 from .spikes import keep, restore
 
@@ -18,7 +19,7 @@ class _SpikeConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
         ctx.kept, ctx.shape, ctx.settings = keep(x), x.shape, (stride, padding)
-        ctx.channels_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        ctx.channels_last = torch.channels_last in (suggest_memory_format(x), suggest_memory_format(weight))
         ctx.save_for_backward(weight)
         return torch.ops.aten.convolution(x, weight, None, stride, padding, [1, 1], False, [0, 0], 1)
 

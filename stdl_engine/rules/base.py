@@ -17,6 +17,7 @@ from ..memory.tracker import mark
 from ..neurons import Neuron, reset_states
 from ..stream import subnetwork_major, time_major
 from ..subnetworks import Network, Plan, Subnetwork, build, plan_of_layers
+from .batch import check_batch, split_frames
 
 MEMORY = ("lean", "paper")
 ORDERS = ("subnetwork", "time")
@@ -106,8 +107,8 @@ class Rule:
         """Train on one batch: x is [B, ...], shown T times, or a sequence [T, B, ...]; y the labels, [B]. One
         optimizer step.
         """
-        frames = self._frames(x, T)
-        self._check_batch(frames[0], y)
+        frames = split_frames(x, T, self.network.in_shape)
+        check_batch(frames[0], y, self.network.head.num_classes, self.modules())
         self._start(y, T)
         run = time_major if self.order == "time" else subnetwork_major
         run(self.subnetworks, frames, self.learn, self.finish)
@@ -155,7 +156,7 @@ class Rule:
         """Logits of the plain network in evaluation mode, the mean over T time steps; auxiliary networks take no
         part.
         """
-        frames = self._frames(x, T)
+        frames = split_frames(x, T, self.network.in_shape)
         was_training = self.model.training
         self.model.eval()
         reset_states(self.model)
@@ -195,8 +196,9 @@ class Rule:
         here = [len(auxiliary), len(self.optimizers), len(self.schedulers)]
         if found != here:
             raise ValueError(
-                f"the checkpoint has {found[0]} auxiliary networks, {found[1]} optimizers and {found[2]} schedules, here there are "
-                f"{here[0]}, {here[1]} and {here[2]}: build the rule with the same budget and schedule. Its plan was:\n{state['plan']}"
+                f"the checkpoint has {found[0]} auxiliary networks, {found[1]} optimizers and {found[2]} schedules, "
+                f"here there are {here[0]}, {here[1]} and {here[2]}: build the rule with the same budget and schedule. "
+                f"Its plan was:\n{state['plan']}"
             )
         self.model.load_state_dict(state["model"])
         for kind, owners in (
@@ -214,38 +216,3 @@ class Rule:
             reset_states(subnetwork)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-
-    def _frames(self, x: Tensor, T: int) -> list[Tensor]:
-        if not isinstance(T, int) or isinstance(T, bool) or T < 1:
-            raise ValueError(f"T is {T!r}: the number of time steps must be a whole number from 1 up.")
-        expected = 1 + len(self.network.in_shape)
-        if x.ndim not in (expected, expected + 1):
-            raise ValueError(
-                f"the input has shape {tuple(x.shape)}: pass [B, {', '.join(map(str, self.network.in_shape))}], or a sequence with T in front."
-            )
-        if x.ndim == expected:
-            return [x] * T
-        if len(x) != T:
-            raise ValueError(f"the sequence has {len(x)} frames and T is {T}: pass T={len(x)}, or T frames.")
-        return list(x)
-
-    def _check_batch(self, x: Tensor, y: Tensor) -> None:
-        if y.shape != x.shape[:1] or y.is_floating_point():
-            raise ValueError(
-                f"the labels have shape {tuple(y.shape)} and dtype {y.dtype}: pass one whole number for each of {len(x)} samples."
-            )
-        classes = self.network.head.num_classes
-        if len(x) == 0:
-            raise ValueError("the batch is empty: pass at least two samples.")
-        if len(x) == 1 and any(isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) for module in self.modules()):
-            raise ValueError(
-                "batch norm cannot learn from a batch of one: pass two samples or more (drop_last=True in a DataLoader)."
-            )
-        if not _is_fake(y) and (y.min() < 0 or y.max() >= classes):
-            raise ValueError(
-                f"labels run from {y.min()} to {y.max()}, the network has {classes} classes: they must be 0 to {classes - 1}."
-            )
-
-
-def _is_fake(t: Tensor) -> bool:
-    return isinstance(t, torch._subclasses.FakeTensor) or t.is_meta

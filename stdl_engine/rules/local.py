@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..subnetworks import Plan, Subnetwork, plan_with_linear_heads
+import itertools
+
+from ..subnetworks import Plan, Subnetwork, check_model, plan_with_linear_heads
 from .base import Rule
 
 
@@ -15,17 +17,18 @@ class EvenLocal(Rule):
 
     def make_plan(self) -> Plan:
         count = len(self.network.units)
-        if not 1 <= self.K <= count:
-            raise ValueError(f"K is {self.K}: this network has {count} units, so K must be 1 to {count}.")
+        if not isinstance(self.K, int) or isinstance(self.K, bool) or not 1 <= self.K <= count:
+            raise ValueError(f"K is {self.K!r}: this network has {count} units, so K must be 1 to {count}.")
         edges = [round(group * count / self.K) for group in range(self.K + 1)]
-        return plan_with_linear_heads(self.network, [range(a, b) for a, b in zip(edges, edges[1:], strict=False)])
+        return plan_with_linear_heads(self.network, [range(a, b) for a, b in itertools.pairwise(edges)])
 
 
 class ELL(EvenLocal):
     """Every unit alone, each with a trainable classifier."""
 
     def __init__(self, model, *args, **options) -> None:
-        super().__init__(model, *args, K=max(1, len(model) - 1), **options)
+        check_model(model)
+        super().__init__(model, *args, K=len(model) - 1, **options)
 
 
 class DECOLLE(ELL):
