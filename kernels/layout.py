@@ -23,10 +23,15 @@ def is_dense(t: Tensor) -> bool:
     return True
 
 
+def same_order(t: Tensor, pattern: Tensor) -> bool:
+    """Whether `t` has the memory order of the tensor `pattern` of its shape."""
+    # The stride of a dimension of one element says nothing: convolutions and reshapes leave any number there.
+    return all(n == 1 or mine == other for n, mine, other in zip(t.shape, t.stride(), pattern.stride(), strict=True))
+
+
 def like(t: Tensor, pattern: Tensor) -> Tensor:
     """`t` in the memory order of the dense tensor `pattern`; no copy if it has it already."""
-    # The stride of a dimension of one element says nothing: convolutions and reshapes leave any number there.
-    if all(n == 1 or mine == other for n, mine, other in zip(t.shape, t.stride(), pattern.stride(), strict=True)):
+    if same_order(t, pattern):
         return t
     return torch.empty_strided(pattern.shape, pattern.stride(), dtype=t.dtype, device=t.device).copy_(t)
 

@@ -174,7 +174,8 @@ class BudgetError(ValueError):
         rounded_up = ceil(1e4 * least / network.total) / 1e4
         super().__init__(
             f"unit {index} ({label}) with the smallest auxiliary network needs more than the budget of "
-            f"{budget / network.total:.4f} of the network's footprint: the smallest budget that works is {rounded_up:.4f}."
+            f"{budget / network.total:.4f} of the network's footprint: the smallest budget that works is "
+            f"{rounded_up:.4f}."
         )
 
 
@@ -186,9 +187,11 @@ def plan_with_linear_heads(network: Network, runs: Sequence[range]) -> Plan:
     return Plan(tuple(parts), network.total, None, network.memory)
 
 
-def plan_of_layers(network: Network, rows: Sequence[tuple[range, Sequence[int] | None]]) -> Plan:
+def plan_of_layers(
+    network: Network, rows: Sequence[tuple[range, Sequence[int] | None]], variant: Variant = VARIANTS["stdl"]
+) -> Plan:
     """A plan written down by hand: for each run of units the numbers of the units its auxiliary network is made of."""
-    search = Search(network.units, network.shapes, network.memory, VARIANTS["stdl"])
+    search = Search(network.units, network.shapes, network.memory, variant)
     parts = []
     for run, indices in rows:
         layers, shape = None, network.shapes[run.stop - 1]

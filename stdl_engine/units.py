@@ -136,7 +136,8 @@ class ResidualBlock(Unit):
 
     def add(self, current: Tensor, shortcut: Tensor) -> Tensor:
         """Their sum; with memory "lean" over `current`, which batch norm does not need for its backward."""
-        return current.add_(shortcut) if self.memory_form == "lean" else current + shortcut
+        in_place = self.memory_form == "lean" and current.dtype == shortcut.dtype  # else the sum has another dtype
+        return current.add_(shortcut) if in_place else current + shortcut
 
     def rebuild(self, in_channels: int, stride: int) -> ResidualBlock:
         return type(self)(in_channels, self.out_channels, self.make_neuron, stride=stride)
@@ -156,8 +157,9 @@ class SEWBlock(ResidualBlock):
 
     def forward(self, x: Tensor) -> Tensor:
         spikes = self.neuron2(self.norm2(self.conv2(self.neuron1(self.norm1(self.conv1(x))))))
-        counted = self.memory_form == "lean" and (self.shortcut is not None or is_spikes(x))
-        total = self.add(spikes, self.shortcut(x) if self.shortcut else x)
+        shortcut = self.shortcut(x) if self.shortcut else x
+        counted = self.memory_form == "lean" and is_spikes(spikes) and is_spikes(shortcut)
+        total = self.add(spikes, shortcut)
         return mark_counts(total) if counted else total
 
 

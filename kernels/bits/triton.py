@@ -16,8 +16,8 @@ def unpack_bits(p_packed, p_dense, n, BLOCK: tl.constexpr):
     o_row = tl.program_id(0).to(tl.int64) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
     o_n = o_row[:, None] * 8 + tl.arange(0, 8)[None, :]
     b_bits = tl.load(p_packed + o_row, mask=o_row * 8 < n).to(tl.int32)
-    b_dense = (b_bits[:, None] >> tl.arange(0, 8)[None, :]) & 1
-    tl.store(p_dense + o_n, b_dense.to(p_dense.dtype.element_ty), mask=o_n < n)
+    b_fired = (b_bits[:, None] >> tl.arange(0, 8)[None, :]) & 1
+    tl.store(p_dense + o_n, b_fired.to(tl.float32).to(p_dense.dtype.element_ty), mask=o_n < n)
 
 
 def unpack(packed: Tensor, dense: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import dispatch
 from ..bits import attach, packed_size
-from ..layout import empty_like, is_dense, like
+from ..layout import empty_like, is_dense, like, same_order
 from ..surrogate import Surrogate, as_surrogate
 from . import reference
 
@@ -98,7 +98,8 @@ def lif_step_(
 
     Backward reads only the state and the incoming gradient, so it must run before the state is advanced again; if not,
     it raises. The spikes' bits, written by the same kernel, are found with `kernels.bits.bits_of(spikes)`. Arguments as
-    for `lif_step`. With `overwrite` the spikes are written over `x`, which nothing else may need any more.
+    for `lif_step`. With `overwrite` the spikes are written over `x`, which nothing else may need any more; they take
+    memory of their own where `x` is laid out in another order than the state, which the bits follow.
 
     Example:
         >>> m = torch.zeros(3)
@@ -124,7 +125,7 @@ def lif_step_(
         )
     a, b = surrogate.constants
     options = (decay, threshold, reset, reset_value, scale, surrogate.form, a, b, backend)
-    if overwrite:
+    if overwrite and same_order(x, m):
         spikes, packed = x, _lif_step_over_(x, m, *options)
     else:
         spikes, packed = _lif_step_(x, m, *options)

@@ -31,6 +31,6 @@ class _Reset(torch.autograd.Function):
             if reset == "hard":
                 grad_m = torch.where(m >= threshold, 0.0, grad)
             if not detach_reset:
-                jump = -threshold if reset == "soft" else reset_value - m
+                jump = -threshold if reset == "soft" else torch.where(m.isfinite(), reset_value - m, 0.0)
                 grad_m = grad_m + (grad * jump) * surrogate(m - threshold)
         return grad_m, None, None, None, None, None

@@ -150,6 +150,7 @@ class Rule:
         optimizer = self.optimizers[self.subnetworks.index(subnetwork)]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        torch.clear_autocast_cache()  # in an autocast context that goes on, the old weights in low precision would too
 
     @torch.no_grad()
     def predict(self, x: Tensor, T: int) -> Tensor:
@@ -186,7 +187,9 @@ class Rule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; the rule, the model and the partition must be the same."""
+        """Restore what `state_dict` gave; the rule, the model and the partition must be the same, else nothing changes."""
+        if missing := [name for name in ("rule", "plan", "model", "auxiliary", "optimizers") if name not in state]:
+            raise ValueError(f"this is no checkpoint of a rule: it lacks {', '.join(missing)}.")
         if state["rule"] != type(self).__name__:
             raise ValueError(
                 f"the checkpoint was made by {state['rule']}, this is {type(self).__name__}: build the same rule."
@@ -200,6 +203,15 @@ class Rule:
                 f"here there are {here[0]}, {here[1]} and {here[2]}: build the rule with the same budget and schedule. "
                 f"Its plan was:\n{state['plan']}"
             )
+        _check_fit("model", self.model, state["model"])
+        for number, (classifier, values) in enumerate(zip(auxiliary, state["auxiliary"], strict=True), 1):
+            _check_fit(f"auxiliary network {number}", classifier, values)
+        sizes = [[len(group["params"]) for group in o["param_groups"]] for o in state["optimizers"]]
+        if sizes != [[len(group["params"]) for group in o.param_groups] for o in self.optimizers]:
+            raise ValueError(
+                f"the checkpoint's subnetworks are cut elsewhere: build the rule with the same budget. Its plan was:\n"
+                f"{state['plan']}"
+            )
         self.model.load_state_dict(state["model"])
         for kind, owners in (
             ("auxiliary", auxiliary),
@@ -210,9 +222,21 @@ class Rule:
                 owner.load_state_dict(values)
 
     def _start(self, y: Tensor, T: int) -> None:
-        self._labels, self._steps, self._losses, self._logits = y, T, {}, 0
+        self._labels, self._steps, self._losses, self._logits = y.long(), T, {}, 0
         for subnetwork in self.subnetworks:
             subnetwork.train()
             reset_states(subnetwork)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+
+def _check_fit(name: str, module: nn.Module, values: dict[str, Tensor]) -> None:
+    """Reject values for a module of other parameters, before any is loaded."""
+    here = {key: tuple(value.shape) for key, value in module.state_dict().items()}
+    found = {key: tuple(value.shape) for key, value in values.items()}
+    for key in {**here, **found}:
+        if here.get(key) != found.get(key):
+            raise ValueError(
+                f"the checkpoint's {name} is another: {key} is {found.get(key, 'missing')} there and "
+                f"{here.get(key, 'missing')} here; build the same model with the same budget."
+            )

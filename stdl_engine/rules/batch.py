@@ -27,7 +27,7 @@ def split_frames(x: Tensor, T: int, in_shape: tuple[int, ...]) -> list[Tensor]:
 
 def check_batch(x: Tensor, y: Tensor, classes: int, modules: Iterable[nn.Module]) -> None:
     """Reject a batch that these modules cannot learn from."""
-    if y.shape != x.shape[:1] or y.is_floating_point():
+    if y.shape != x.shape[:1] or y.is_floating_point() or y.dtype == torch.bool:
         raise ValueError(
             f"the labels have shape {tuple(y.shape)} and dtype {y.dtype}: pass one whole number for each of {len(x)} "
             "samples."

@@ -46,7 +46,7 @@ class STDL(Rule):
 
     def make_plan(self) -> Plan:
         if self.budget.published:
-            return plan_of_layers(self.network, published_rows(self.model))
+            return plan_of_layers(self.network, published_rows(self.model), self.variant)
         if self.budget.size is not None:
             return plan_within_bytes(
                 self.network, self.budget.size, self.make_optimizer, self.batch_size, self.steps, self.variant,

@@ -1,0 +1,57 @@
+"""What one call costs on a layer of 1024 neurons, where time goes to Python and autograd and not to the arithmetic.
+
+Microseconds of the CPU kernel alone, of `lif_step_`, of FusedLIF and of other libraries' layers; forward with the input
+wanting a gradient, and forward with backward. The peers are those of bench/peers.py; torch.relu is there for scale.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from stdl_engine import Triangle, lif_step_
+
+from .cpu_bandwidth import OnlineStep
+from .peers import PEERS, Layer, fused, inputs
+from .session import Session
+from .timing import Case
+
+NEURONS = 1024
+CALLS = 50
+
+
+def run(session: Session) -> None:
+    x, grad = inputs(NEURONS)
+    steps: dict[str, Callable[[Tensor], Tensor]] = {"torch.relu": torch.relu, "lif_step_": online_step()}
+    steps["FusedLIF(online=True)"] = fused(Triangle(1.0), online=True).step
+    steps["FusedLIF"] = from_reset(fused(Triangle(1.0), online=False))
+    for name, peer in PEERS.items():
+        if peer.same and importlib.util.find_spec(peer.package):
+            steps[name] = from_reset(peer.build())
+    kernel = OnlineStep(NEURONS, torch.float32)
+    cases = {"kernel, forward": Case(kernel.forward), "kernel, backward": Case(kernel.backward)}
+    for name, step in steps.items():
+        cases[f"{name}, forward"] = Case(lambda step=step: step(x))
+        cases[f"{name}, forward and backward"] = Case(lambda step=step: torch.autograd.grad(step(x), x, grad))
+    times = session.time(f"{NEURONS} neurons", cases, calls=CALLS)
+    for name in cases:
+        session.record(name, "µs", [t * 1e6 for t in times[name]])
+
+
+def online_step() -> Callable[[Tensor], Tensor]:
+    """The function under FusedLIF, its options given once."""
+    m, surrogate = torch.zeros(NEURONS), Triangle(1.0)
+    return lambda x: lif_step_(x, m, surrogate=surrogate)
+
+
+def from_reset(layer: Layer) -> Callable[[Tensor], Tensor]:
+    """A step that starts a sequence, so that no history grows behind it."""
+
+    def step(x: Tensor) -> Tensor:
+        layer.reset()
+        return layer.step(x)
+
+    return step

@@ -1,0 +1,118 @@
+"""The fused LIF step moves at least 70% of the bytes per second that Tensor.copy_ does.
+
+The online step, forward and backward, on all cores: with preallocated outputs (the kernel alone), and through FusedLIF
+with fresh outputs, whose pages the system has to find and clear; beside it `clone`, which has that to do too. Bytes are
+what the step must read and write: forward x and m in, m, spikes and bits out (16.125 a neuron in float32), backward m
+and a gradient in, a gradient out (12). copy_ moves as many in the same rounds, half of them read, half written.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stdl_engine import FusedLIF
+from stdl_engine.kernels.bits import packed_size
+from stdl_engine.kernels.lif import cpu
+from stdl_engine.kernels.surrogate import SURROGATES, Surrogate, Triangle
+
+from .session import Session
+from .timing import Case, ratios
+
+SIZES = (4_000_000, 16_000_000)
+DTYPES = (torch.float32, torch.bfloat16)
+TARGET = 0.7
+LIF = {"decay": 0.1, "threshold": 1.0, "reset": "soft", "reset_value": 0.0, "scale": 1.0}
+
+
+def run(session: Session) -> None:
+    for dtype in DTYPES:
+        for neurons in SIZES:
+            step(session, neurons, dtype)
+    for dtype in DTYPES:
+        surrogates(session, SIZES[0], dtype)
+
+
+def step(session: Session, neurons: int, dtype: torch.dtype) -> None:
+    """Forward and backward with the default surrogate, alone and through the layer."""
+    step = OnlineStep(neurons, dtype)
+    layer = Layer(neurons, dtype)
+    cases = {
+        "forward": Case(step.forward),
+        "backward": Case(step.backward),
+        "forward, FusedLIF": Case(layer.forward),
+        "backward, FusedLIF": Case(layer.backward, prepare=layer.forward),
+        "forward copy_": copy(step.forward_bytes),
+        "backward copy_": copy(step.backward_bytes),
+        "forward, clone": clone(step.forward_bytes),
+        "backward, clone": clone(step.backward_bytes),
+    }
+    label = f"{name(dtype)} {neurons // 1_000_000}M"
+    times = session.time(label, cases)
+    for direction, moved in (("forward", step.forward_bytes), ("backward", step.backward_bytes)):
+        copied = times[f"{direction} copy_"]
+        session.record(f"{direction} {label} copy_", "GB/s", [moved / t / 1e9 for t in copied])
+        session.record(f"{direction} {label}", "GB/s", [moved / t / 1e9 for t in times[direction]])
+        session.record(f"{direction} {label}", "of copy_", ratios(copied, times[direction]), TARGET)
+        for fresh in ("FusedLIF", "clone"):
+            session.record(f"{direction} {label} {fresh}", "of copy_", ratios(copied, times[f"{direction}, {fresh}"]))
+
+
+def surrogates(session: Session, neurons: int, dtype: torch.dtype) -> None:
+    """The backward of every surrogate, outputs preallocated."""
+    step = OnlineStep(neurons, dtype)
+    cases = {key: Case(OnlineStep(neurons, dtype, surrogate()).backward) for key, surrogate in SURROGATES.items()}
+    label = f"{name(dtype)} {neurons // 1_000_000}M"
+    times = session.time(f"surrogates {label}", {"copy_": copy(step.backward_bytes), **cases})
+    for key in cases:
+        session.record(f"backward {label} {key}", "of copy_", ratios(times["copy_"], times[key]), TARGET)
+
+
+class OnlineStep:
+    """The CPU kernels on tensors made beforehand."""
+
+    def __init__(self, neurons: int, dtype: torch.dtype, surrogate: Surrogate = Triangle(1.0)) -> None:  # noqa: B008 - immutable
+        self.x, self.m = torch.randn(neurons).to(dtype), torch.randn(neurons)
+        self.spikes, self.bits = torch.zeros_like(self.x), torch.zeros(packed_size(neurons), dtype=torch.uint8)
+        self.grad_spikes, self.grad_x = torch.randn(neurons).to(dtype), torch.zeros_like(self.x)
+        a, b = surrogate.constants
+        self.gradient = {"detach_reset": True, "form": surrogate.form, "a": a, "b": b}
+        element, state = self.x.element_size(), self.m.element_size()
+        self.forward_bytes = neurons * 2 * (element + state) + self.bits.numel()
+        self.backward_bytes = neurons * (state + 2 * element)
+
+    def forward(self) -> None:
+        cpu.forward(self.x, self.m, self.m, self.spikes, self.bits, **LIF)
+
+    def backward(self) -> None:
+        cpu.backward(self.m, self.grad_spikes, None, None, self.grad_x, None, **LIF, **self.gradient)
+
+
+class Layer:
+    """FusedLIF as a user calls it: new spikes every step, a new gradient every backward."""
+
+    def __init__(self, neurons: int, dtype: torch.dtype) -> None:
+        self.lif = FusedLIF(online=True)
+        self.x = torch.randn(neurons).to(dtype).requires_grad_()
+        self.grad_spikes = torch.randn(neurons).to(dtype)
+
+    def forward(self) -> None:
+        self.spikes = self.lif(self.x)
+
+    def backward(self) -> None:
+        torch.autograd.grad(self.spikes, self.x, self.grad_spikes)
+
+
+def copy(moved: int) -> Case:
+    """Tensor.copy_ reading and writing `moved` bytes in all."""
+    source, target = torch.ones(moved // 8), torch.zeros(moved // 8)
+    return Case(lambda: target.copy_(source))
+
+
+def clone(moved: int) -> Case:
+    """The same bytes into a new tensor."""
+    source = torch.ones(moved // 8)
+    return Case(source.clone)
+
+
+def name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,26 @@
+"""What must be set before torch and triton are imported, and what holds for every test."""
+
+import os
+
+# oneDNN's bfloat16 kernels for newer instruction sets die with an illegal instruction on some virtual machines.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def _unwritten_memory_is_nan():
+    """torch.empty gives NaN (255 in bytes), so that nothing passes by reading what it did not write."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_every_run():
+    torch.manual_seed(0)

@@ -1,0 +1,167 @@
+"""Spikes as bits: what the kernels write, and when `bits_of` may hand it out."""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from torch.library import opcheck
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from stdl_engine.kernels import bits, bits_of
+from stdl_engine.kernels.bits import reference
+from stdl_engine.kernels.lif import lif_step, lif_step_
+
+from .compare import Case, Target, assert_equal, on_targets_and_dtypes
+
+SIZES = [1, 7, 8, 9, 100, 1023, 1024, 2047, 2049, 5000]
+
+
+CPU = Target("cpu", "cpu")
+
+
+def fire(n: int, target: Target = CPU, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    case = Case.random((n,), dtype, target.device)
+    return lif_step_(case.x, case.m_prev, backend=target.backend)
+
+
+def numpy_bits(spikes: torch.Tensor) -> torch.Tensor:
+    """The bits of a contiguous tensor."""
+    return torch.from_numpy(np.packbits(spikes.flatten().cpu().bool().numpy(), bitorder="little")).to(spikes.device)
+
+
+@on_targets_and_dtypes()
+@pytest.mark.parametrize("n", SIZES)
+def test_kernels_write_what_numpy_packs(target, dtype, n):
+    spikes = fire(n, target, dtype)
+    assert 0 < spikes.sum() < n or n < 10
+    assert_equal(bits_of(spikes), numpy_bits(spikes))
+
+
+def test_bits_follow_memory(target):
+    """In channels_last, neighbours in memory are neighbours in channels."""
+    case = Case.random((2, 3, 5, 7), torch.float32, target.device)
+    case = case.map(lambda t: t.contiguous(memory_format=torch.channels_last))
+    spikes = lif_step_(case.x, case.m_prev, backend=target.backend)
+    assert_equal(bits_of(spikes), numpy_bits(spikes.permute(0, 2, 3, 1)))
+
+
+def test_not_finite_bits(target):
+    """NaN does not fire, inf does."""
+    x = torch.tensor([float("nan"), float("inf"), float("-inf"), 2.0, 1.0], device=target.device)
+    spikes = lif_step_(x, torch.zeros_like(x), backend=target.backend)
+    assert bits_of(spikes).tolist() == [0b11010]
+
+
+def test_no_spikes_no_bits(target):
+    assert bits_of(fire(0, target)).shape == (0,)
+
+
+@on_targets_and_dtypes()
+@pytest.mark.parametrize("n", SIZES)
+def test_differentiable_step_packs_when_asked(target, dtype, n):
+    case = Case.random((n,), dtype, target.device)
+    spikes, _ = lif_step(case.x.requires_grad_(), case.m_prev, backend=target.backend, pack=True)
+    assert_equal(bits_of(spikes), numpy_bits(spikes.detach()))
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_pack_is_numpys(n):
+    spikes = fire(n)
+    assert_equal(reference.pack(spikes), numpy_bits(spikes))
+    assert len(reference.pack(spikes)) == bits.packed_size(n)
+
+
+@on_targets_and_dtypes()
+@pytest.mark.parametrize("shape", [(0,), (1,), (8,), (13,), (2, 3, 5, 7), (1025,), (32768 + 13,)], ids=str)
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+def test_unpack_undoes_pack(target, dtype, shape, order):
+    spikes = (torch.rand(shape, device=target.device) < 0.4).to(dtype)
+    if order is torch.channels_last:
+        spikes = spikes.view(*shape, *[1] * (4 - len(shape))).contiguous(memory_format=order)
+    packed, description = reference.pack(spikes), (spikes.shape, spikes.stride(), spikes.dtype)
+    if str(target) == "interpreter":  # spikes on the CPU are unpacked by the CPU's kernel, so ask for Triton's
+        from stdl_engine.kernels.bits import triton
+
+        again = torch.empty_strided(spikes.shape, spikes.stride(), dtype=dtype)
+        if spikes.numel():
+            triton.unpack(packed, again)
+    else:
+        again = bits.unpack(packed, *description)
+    assert_equal(again, spikes)
+    assert again.stride() == spikes.stride()
+    assert_equal(reference.unpack(packed, *description), spikes)
+
+
+def test_opcheck_of_unpack():
+    spikes = (torch.rand(3, 5) < 0.4).float()
+    outcome = opcheck(
+        torch.ops.stdl_engine.unpack_bits.default, (reference.pack(spikes), [3, 5], [5, 1], torch.float32)
+    )
+    assert set(outcome.values()) == {"SUCCESS"}
+
+
+def test_pack_refuses_gaps():
+    with pytest.raises(ValueError, match=r"gaps or overlaps in it: pass its \.contiguous\(\)\."):
+        reference.pack(torch.ones(4, 4)[:, ::2])
+
+
+def test_views_find_the_bits():
+    spikes = fire(24)
+    packed = bits_of(spikes)
+    for view in (spikes.view(4, 6), spikes.view(4, 6).t(), spikes[None], spikes.detach()):
+        assert bits_of(view) is packed
+
+
+def test_bits_survive_the_autograd_function_that_made_them():
+    x = torch.randn(24, requires_grad=True)
+    spikes = lif_step_(x, torch.zeros(24))
+    assert_equal(bits_of(spikes), numpy_bits(spikes.detach()))
+    assert bits_of(spikes.detach()) is bits_of(spikes)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda s: s[1:], lambda s: s[:1].expand(24), lambda s: s[::2], lambda s: s.clone(), lambda s: s * 1],
+    ids=["part", "expanded", "strided", "clone", "result"],
+)
+def test_other_tensors_have_none(view):
+    assert bits_of(view(fire(24))) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda s: s.zero_(), lambda s: s.add_(1), lambda s: s.view(4, 6)[0].fill_(1), lambda s: s.detach().neg_()],
+    ids=["zero_", "add_", "view", "detached"],
+)
+def test_none_after_a_change_in_place(change):
+    spikes = fire(24)
+    change(spikes)
+    assert bits_of(spikes) is None
+
+
+def test_none_without_a_kernel():
+    assert bits_of(torch.ones(8)) is None
+    assert bits_of(lif_step(torch.ones(8), torch.zeros(8))[0]) is None
+
+
+def test_none_in_inference_mode():
+    """Inference tensors do not count changes in place, so the bits could go out of date unseen."""
+    with torch.inference_mode():
+        spikes = fire(24)
+        assert bits_of(spikes) is None
+        spikes.zero_()
+    assert bits_of(spikes) is None
+
+
+def test_bits_die_with_the_spikes():
+    spikes = fire(24)
+    packed = StorageWeakRef(bits_of(spikes).untyped_storage())
+    view = spikes.view(4, 6)
+    del spikes
+    gc.collect()
+    assert not packed.expired()
+    assert bits_of(view) is not None
+    del view
+    gc.collect()
+    assert packed.expired()

@@ -1,0 +1,162 @@
+"""The traffic, vector width and spills of the compiled kernels, which no change may worsen unseen."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux only")
+
+from stdl_engine.kernels.inspect import DTYPES, KERNELS, TARGETS, Access, accesses
+
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+EXPECTED = {  # bytes read and written by dtype: the state is float32, the rest has the caller's dtype, bits are 1/8
+    "lif_online_fwd": lambda io: (4 + io, 4 + io + 1 / 8),
+    "lif_online_bwd": lambda io: (4 + io, io),
+    "lif_fwd": lambda io: (4 + io, 4 + io),
+    "lif_bwd": lambda io: (4 + 4 + 4 + io, io + 4),
+}
+DUMP_TTGIR = """
+import json
+from stdl_engine.kernels.inspect import DTYPES, KERNELS, TARGETS, compile_kernel
+print(json.dumps([[name, dtype, target, compile_kernel(kernel, dtype, TARGETS[target]).asm["ttgir"]]
+                  for name, kernel in KERNELS.items() for dtype in DTYPES for target in TARGETS]))
+"""
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Python in a process of its own, because this one may have Triton in its interpreter."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run([sys.executable, *arguments], env=kept | environment, capture_output=True, text=True)
+
+
+def inspect(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    return run("-m", "stdl_engine.kernels.inspect", *arguments, **environment)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[tuple[str, str, str], dict]:
+    result = inspect("--json")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return {(row["kernel"], row["dtype"], row["target"]): row for row in json.loads(result.stdout)}
+
+
+def test_every_kernel_dtype_and_target_is_reported(rows):
+    assert list(rows) == [(k, d, t) for k in KERNELS for d in DTYPES for t in TARGETS]
+    keys = ["kernel", "dtype", "target", "bytes_read", "bytes_written", "vector_bits", "registers", "spills"]
+    assert all(list(row) == keys for row in rows.values())
+    assert set(KERNELS) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_online_lif_moves_no_more_than_it_must(rows, target):
+    def moved(kernel: str) -> float:
+        row = rows[kernel, "float32", target]
+        return row["bytes_read"] + row["bytes_written"]
+
+    assert moved("lif_online_fwd") == 16.125 <= 16.25
+    assert moved("lif_online_bwd") == 12.0 <= 12.25
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_figures(rows, kernel, dtype, target):
+    row = rows[kernel, dtype, target]
+    assert (row["bytes_read"], row["bytes_written"]) == EXPECTED[kernel](ITEMSIZE[dtype])
+    assert row["vector_bits"] == 128
+    assert row["spills"] == 0
+    assert 0 < row["registers"] <= 64  # at most 64 a thread: an SM of 65,536 registers holds 1,024 threads or more
+
+
+def test_assembly_agrees_with_the_tensors_of_the_intermediate_code(rows):
+    """The same bytes by another road: elements × element size of each tensor that the TTGIR loads and stores."""
+    result = run("-c", DUMP_TTGIR)
+    assert result.returncode == 0, result.stderr
+    for kernel, dtype, target, ttgir in json.loads(result.stdout):
+        # NVIDIA: tt.load %p, %mask : tensor<128x8x!tt.ptr<f32>, ...
+        # AMD: amdg.buffer_load %p[%offsets], %mask : tensor<128x8xf32, ...
+        operations = re.findall(
+            r"(?:tt\.|buffer_)(load|store) .*: tensor<([\dx]+)x(?:!tt\.ptr<)?[a-z]+(\d+)[>,]", ttgir
+        )
+        moved = {"load": 0.0, "store": 0.0}
+        for operation, shape, bits in operations:
+            elements = 1
+            for size in shape.split("x"):
+                elements *= int(size)
+            moved[operation] += elements * int(bits) / 8 / KERNELS[kernel].module.BLOCK
+        row = rows[kernel, dtype, target]
+        assert (row["bytes_read"], row["bytes_written"]) == (moved["load"], moved["store"]), (kernel, dtype, target)
+
+
+def test_table_shows_what_was_asked_for():
+    result = inspect("--kernel", "lif_online_bwd", "--target", "sm_90", "gfx942")
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()[2:]]
+    assert [line[:3] for line in lines] == [["lif_online_bwd", d, t] for d in DTYPES for t in ("sm_90", "gfx942")]
+    assert lines[0][3:6] == ["8.000", "4.000", "128"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--target", "sm_70"], {}, "unknown target 'sm_70': pass one of sm_80, sm_90, sm_100, gfx942."),
+        (["--kernel", "lif"], {}, f"unknown kernel 'lif': pass one of {', '.join(KERNELS)}."),
+        ([], {"TRITON_INTERPRET": "1"}, "TRITON_INTERPRET is set, under which Triton compiles nothing: unset it"),
+    ],
+)
+def test_errors_are_one_sentence(arguments, environment, message):
+    result = inspect(*arguments, **environment)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(message)
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("@%p1 ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];", Access(True, 128)),
+        ("ld.global.nc.L1::evict_first.L2::128B.v2.b64 { %rd1, %rd2 }, [ %rd3 ];", Access(True, 128)),
+        ("ld.relaxed.gpu.global.b16 %rs1, [ %rd1 ];", Access(True, 16)),
+        ("@%p3 st.global.b8 [ %rd9 + 0 ], { %rs3 };", Access(False, 8)),
+        ("global_load_dwordx4 v[2:5], v[2:3], off", Access(True, 128)),
+        ("global_load_short_d16_hi v2, v[2:3], off", Access(True, 16)),
+        ("buffer_load_ushort v2, v3, s[4:7], 0 offen", Access(True, 16)),
+        ("buffer_store_byte v4, v0, s[8:11], 0 offen", Access(False, 8)),
+        ("global_store_dword v[0:1], v4, off", Access(False, 32)),
+    ],
+)
+def test_an_access_is_read_from_assembly(line, expected):
+    assert accesses(f"\t{line}\n") == [expected]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["ld.param.b64 %rd1, [lif_fwd_param_0];", "s_load_dwordx4 s[4:7], s[0:1], 0x8", "cvta.to.global.u64 %rd2, %rd1;"],
+)
+def test_arguments_and_addresses_are_no_traffic(line):
+    assert accesses(f"\t{line}\n") == []
+
+
+@pytest.mark.parametrize(
+    "assembly",
+    [
+        "$L__BB0_1:\n\tld.global.b32 %r1, [%rd1];\n\t@%p1 bra $L__BB0_1;\n",
+        ".LBB0_1:\n\tglobal_load_dword v1, v[2:3], off\n\ts_cbranch_scc1 .LBB0_1\n",
+        "\tatom.global.add.f32 %f1, [%rd1], %f2;\n",
+        "\t@%p1 red.relaxed.gpu.global.add.f32 [%rd1], %f2;\n",
+        "\tcp.async.cg.shared.global [%r1], [%rd1], 16;\n",
+        "\tglobal_atomic_add_f32 v1, v2, s[0:1]\n",
+        "\tflat_load_dword v1, v[2:3]\n",
+        "\tglobal_load_lds_dword v[0:1], off\n",
+    ],
+)
+def test_traffic_that_cannot_be_counted_is_an_error(assembly):
+    with pytest.raises(ValueError, match="cannot count"):
+        accesses(assembly)

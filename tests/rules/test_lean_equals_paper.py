@@ -1,0 +1,90 @@
+"""Lean memory changes no number: weights, auxiliary networks and batch-norm statistics to the last bit."""
+
+import pytest
+import torch
+
+from stdl_engine.models import MODELS
+from stdl_engine.rules import RULES
+
+from .nets import adamw, assert_same, assert_same_results, batches, make, numbers, sgd, small, train, unchanged
+
+
+def trained(rule: str, name: str, memory: str, optimizer=sgd, steps: int = 5, **options):
+    data = batches(steps, name, frames=options.pop("frames", 0))
+    inputs, weights = options.pop("layouts", (torch.contiguous_format, torch.contiguous_format))
+    data = [(x.contiguous(memory_format=inputs) if x.ndim == 4 else x, y) for x, y in data]
+    model = small(name).to(memory_format=weights)
+    sample = data[0][0] if data[0][0].ndim == 4 else data[0][0][0]
+    made = make(rule, model, sample, optimizer, memory=memory, **options)
+    before = numbers(made)
+    results = train(made, data)
+    return before, numbers(made), results
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("rule", RULES)
+def test_after_five_steps(rule, name):
+    before, lean, results = trained(rule, name, "lean")
+    again, paper, plain_results = trained(rule, name, "paper")
+    assert_same(before, again)
+    assert_same(lean, paper)
+    assert_same_results(results, plain_results)
+    frozen = [key for key in before if rule == "decolle" and key.startswith("auxiliary.")]
+    assert unchanged(before, lean) == frozen  # every weight and statistic took part
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_with_sequences(rule):
+    _, lean, results = trained(rule, "resnet18", "lean", frames=2)
+    _, paper, plain_results = trained(rule, "resnet18", "paper", frames=2)
+    assert_same(lean, paper)
+    assert_same_results(results, plain_results)
+
+
+@pytest.mark.parametrize("rule", ["bptt", "stdl"])
+@pytest.mark.parametrize("name", ["resnet18", "sew_resnet34"])
+def test_with_adamw(name, rule):
+    _, lean, _ = trained(rule, name, "lean", adamw)
+    _, paper, _ = trained(rule, name, "paper", adamw)
+    assert_same(lean, paper)
+
+
+LAYOUTS = {
+    "both": (torch.channels_last, torch.channels_last),
+    "input": (torch.channels_last, torch.contiguous_format),
+    "model": (torch.contiguous_format, torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("rule", ["bptt", "stdl"])
+@pytest.mark.parametrize("name", ["resnet18", "vgg16", "sew_resnet34"])
+@pytest.mark.parametrize("layouts", LAYOUTS)
+def test_with_channels_last(layouts, name, rule):
+    _, lean, _ = trained(rule, name, "lean", steps=2, layouts=LAYOUTS[layouts])
+    _, paper, _ = trained(rule, name, "paper", steps=2, layouts=LAYOUTS[layouts])
+    assert_same(lean, paper)
+
+
+def test_on_two_threads():
+    """Sizes at which the kernels share their work out."""
+    torch.set_num_threads(2)
+    found = []
+    for memory in ("lean", "paper"):
+        x, y = torch.randn(16, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 10
+        made = make("stdl", small("resnet18", width=0.125), x, memory=memory)
+        train(made, [(x, y)])
+        found.append(numbers(made))
+    torch.set_num_threads(1)
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("rule", ["bptt", "stdl"])
+def test_other_resets_and_surrogates(rule):
+    options = {"reset": "hard", "reset_value": 0.1, "surrogate": "atan", "detach_reset": True, "threshold": 0.7}
+    found = []
+    for memory in ("lean", "paper"):
+        data = batches(3)
+        made = make(rule, small("resnet18", **options), data[0][0], memory=memory)
+        train(made, data)
+        found.append(numbers(made))
+    assert_same(*found)

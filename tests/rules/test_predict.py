@@ -1,0 +1,107 @@
+"""Prediction: the plain network, as it is, and left as it was."""
+
+import pytest
+import torch
+
+from stdl_engine import FusedLIF
+from stdl_engine.rules import RULES
+
+from .nets import assert_same, batch, batches, make, numbers, small, train
+
+rules = pytest.mark.parametrize("name", RULES)
+T = 3
+
+
+@rules
+@pytest.mark.parametrize("memory", ["lean", "paper"])
+@pytest.mark.parametrize("frames", [0, T], ids=["static", "sequence"])
+def test_logits_are_the_plain_networks(name, memory, frames):
+    """Auxiliary networks, the rule and its memory make no difference to a model with these weights."""
+    data = batches(1)
+    rule = make(name, small(), data[0][0], memory=memory)
+    train(rule, data)
+    x, _ = batch(frames=frames, seed=9)
+    plain = small(seed=77)
+    plain.load_state_dict(rule.model.state_dict())
+    plain.eval()
+    with torch.no_grad():
+        expected = sum(plain(frame) for frame in (x if frames else [x] * T)) / T
+    found = rule.predict(x, T)
+    assert torch.equal(found, expected)
+    assert found.any()
+    assert not found.requires_grad
+
+
+def test_auxiliary_networks_are_not_run():
+    x, _ = batch()
+    rule = make("stdl", small(), x)
+    expected = rule.predict(x, T)
+    for part in rule.subnetworks[:-1]:
+        part.classifier = None
+    assert torch.equal(rule.predict(x, T), expected)
+
+
+@rules
+@pytest.mark.parametrize("training", [True, False])
+def test_leaves_everything_as_it_was(name, training):
+    data = batches(1)
+    rule = make(name, small(), data[0][0])
+    train(rule, data)
+    rule.model.train(training)
+    before, input_before = numbers(rule), data[0][0].clone()
+    rule.predict(data[0][0], T)
+    assert_same(before, numbers(rule))
+    assert torch.equal(data[0][0], input_before)
+    assert {module.training for module in rule.model.modules()} == {training}
+    assert all(module.membrane is None for module in rule.modules() if isinstance(module, FusedLIF))
+    assert all(p.grad is None for p in rule.model.parameters())
+
+
+def test_training_goes_on_as_if_nobody_had_asked():
+    data = batches(3)
+    asked, not_asked = (make("stdl", small(), data[0][0]) for _ in range(2))
+    for x, y in data:
+        asked.predict(torch.randn(7, *x.shape[1:]), 2)
+        asked.step(x, y, T)
+        not_asked.step(x, y, T)
+    assert_same(numbers(asked), numbers(not_asked))
+
+
+@pytest.mark.parametrize("memory", ["lean", "paper"])
+@pytest.mark.parametrize("name", ["resnet18", "vgg16", "sew_resnet34"])
+def test_in_inference_mode(name, memory):
+    x, y = batch(name)
+    rule = make("stdl", small(name), x, memory=memory)
+    expected = rule.predict(x, T)
+    with torch.inference_mode():
+        found = rule.predict(x, T)
+    assert torch.equal(found, expected)
+    rule.step(x, y, T)  # and training goes on
+
+
+def test_any_batch_size():
+    """One sample alone too: batch norm uses what it has learned."""
+    x, _ = batch()
+    rule = make("stdl", small(), x)
+    together = rule.predict(x, T)
+    alone = torch.cat([rule.predict(x[i : i + 1], T) for i in range(len(x))])
+    torch.testing.assert_close(together, alone)
+
+
+def test_states_left_from_elsewhere_do_not_matter():
+    x, _ = batch()
+    rule = make("stdl", small(), x)
+    expected = rule.predict(x, T)
+    with torch.no_grad():
+        rule.model.eval()(torch.randn(7, *x.shape[1:]))
+    assert torch.equal(rule.predict(x, T), expected)
+
+
+def test_training_mode_comes_back_after_an_error():
+    x, _ = batch()
+    rule = make("stdl", small(), x)
+    rule.model.train()
+    with pytest.raises(RuntimeError):
+        rule.predict(torch.randn(4, 5, 8, 8), T)  # five channels
+    assert all(module.training for module in rule.model.modules())
+    assert all(module.membrane is None for module in rule.modules() if isinstance(module, FusedLIF))
