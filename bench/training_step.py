@@ -1,8 +1,8 @@
 """A whole training step on CPU: the engine adds under 3%, and lean memory costs at most 10% against the plain form.
 
-ResNet-18 at a quarter of its width, batch 64, 32×32 images, T=4, SGD with momentum, published partition. The engine's own
-overhead is `rule.step` against the same subnetworks trained by a loop written out by hand; lean against paper is two
-rules on two copies of one model, which end with the same weights. All cases are interleaved.
+ResNet-18 at a quarter of its width, batch 64, 32×32 images, T=4, SGD with momentum, published partition. The engine's
+own overhead is `rule.step` against the same subnetworks trained by a loop written out by hand; lean against paper is
+two rules on two copies of one model, which end with the same weights. All cases are interleaved.
 """
 
 from __future__ import annotations

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
+import pytest
 from torch import nn
 
+from stdl_engine import auxiliary, subnetworks
+from stdl_engine.footprint import footprint
 from stdl_engine.models import build_model
 from stdl_engine.subnetworks import Network
 from stdl_engine.units import ConvUnit, SEWBlock, Unit, shapes_only
@@ -41,7 +46,8 @@ TABLE = {
         ),
     ],
 }
-"""The published subnetworks and auxiliary networks."""
+TABLE["resnet18_pooled"] = [("64C3-AP(k2s2)-64R", TABLE["resnet18"][0][1]), *TABLE["resnet18"][1:]]
+"""The published subnetworks and auxiliary networks; the pooled ResNet-18 is cut like the other."""
 
 
 @functools.cache
@@ -50,6 +56,23 @@ def network(name: str, memory: str = "paper") -> Network:
     with shapes_only():
         model = build_model(name)
     return Network(model, (3, SIDES[name], SIDES[name]), memory)
+
+
+@contextlib.contextmanager
+def footprints_remembered() -> Iterator[None]:
+    """For tests that plan the same networks many times: each part is measured once."""
+    known = {}
+
+    def remembered(module, in_shape, memory):
+        key = (repr(module), in_shape, memory)
+        if key not in known:
+            known[key] = footprint(module, in_shape, memory)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auxiliary, "footprint", remembered)
+        patch.setattr(subnetworks, "footprint", remembered)
+        yield
 
 
 def rows(plan) -> list[tuple[str, str]]:

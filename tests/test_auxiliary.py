@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stdl_engine import auxiliary
@@ -46,6 +46,7 @@ def test_deepest_then_largest_of_all_choices(name, lasts):
             assert totals[path] == total
 
 
+@settings(deadline=None)
 @given(st.data(), st.integers(1, 7), st.sampled_from(["footprint", "depth"]), st.sampled_from([None, 0, 1, 3]))
 def test_any_costs(data, count, prefer, max_depth):
     """Costs that depend on the layer and the one before it, as no real network has them."""

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stdl_engine.partition import partition, partition_by, smallest_budget
@@ -22,6 +22,7 @@ def is_cut(runs: list[range], count: int) -> bool:
     return all(runs) and [unit for run in runs for unit in run] == list(range(count))
 
 
+@settings(deadline=None)
 @given(footprints, st.integers(0, 60))
 def test_fewest_runs_that_fit(costs, extra):
     budget = max(costs) + extra
@@ -35,6 +36,7 @@ def test_fewest_runs_that_fit(costs, extra):
     assert len(runs) == min(len(cut) for cut in every_cut(len(costs)) if all(map(fits, cut)))
 
 
+@settings(deadline=None)
 @given(footprints, st.integers(0, 60))
 def test_a_sum_is_one_way_to_say_what_fits(costs, extra):
     budget = max(costs) + extra
@@ -42,6 +44,7 @@ def test_a_sum_is_one_way_to_say_what_fits(costs, extra):
     assert found == partition(costs, budget)
 
 
+@settings(deadline=None)
 @given(st.data(), footprints, st.integers(0, 80))
 def test_fewest_runs_with_room_for_an_auxiliary_network(data, costs, budget):
     """Every run but the last needs something on top, never more than the unit after it."""
@@ -61,6 +64,7 @@ def test_fewest_runs_with_room_for_an_auxiliary_network(data, costs, budget):
             partition_by(len(costs), fits)
 
 
+@settings(deadline=None)
 @given(st.data(), st.integers(1, 6))
 def test_smallest_budget_whatever_runs_need(data, count):
     needed = {range(a, b): data.draw(st.integers(0, 12)) for b in range(1, count + 1) for a in range(b)}

@@ -11,9 +11,15 @@ from stdl_engine.rules import STDL
 from stdl_engine.subnetworks import plan_of_layers, plan_within
 from stdl_engine.units import label_of, shapes_only
 
-from .paper import SIDES, TABLE, network, rows
+from .paper import SIDES, TABLE, footprints_remembered, network, rows
 
 sgd = functools.partial(torch.optim.SGD, lr=0.1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _measure_each_layer_once():
+    with footprints_remembered():
+        yield
 
 
 def planned(name: str, b: float) -> list[tuple[str, str]]:
@@ -92,7 +98,7 @@ def test_presets_hold_at_any_width_and_size():
 
 
 def test_no_published_row_for_other_models():
-    with pytest.raises(ValueError, match=r'^budget "published" exists for resnet18, .*, and this model is vgg11: pass'):
+    with pytest.raises(ValueError, match=r'^budget "published" exists for resnet18, .*, this model is vgg11: pass'):
         STDL(build_model("vgg11", width=0.0625), sgd, torch.empty(2, 3, 16, 16), budget="published")
     model = build_model("vgg11", width=0.0625)
     del model.architecture

@@ -7,7 +7,13 @@ from stdl_engine.partition import partition_by
 from stdl_engine.subnetworks import plan_within
 from stdl_engine.units import PooledHead
 
-from .paper import layer_cost, network, rows
+from .paper import footprints_remembered, layer_cost, network, rows
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _measure_each_layer_once():
+    with footprints_remembered():
+        yield
 
 
 def plan(name: str, b: float, variant: str = "stdl", **options):

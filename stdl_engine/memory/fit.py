@@ -1,37 +1,35 @@
-"""A partition for a number of bytes: cut and fill subnetworks by their measured peaks, then check the whole step.
+"""A partition for a number of bytes: the fewest subnetworks, then the deepest auxiliary networks, that keep to it.
 
-Footprints only guide the search; what decides is the peak of the real training of a subnetwork on fake tensors, plus
-what the rest of the network holds meanwhile (its parameters and optimizer state). The whole step is measured at the
-end, and should it exceed the budget the search is done again with that much less.
+What a subnetwork takes is not modelled: its real training runs alone on fake tensors, and the tracker says what it
+needs at most and what it leaves behind. From those numbers follows the peak of a step of any plan, to the byte, so
+partitions are compared by arithmetic. The whole step of the plan that was chosen is measured at the end, and should it
+exceed the budget the search is done again with that much less.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.optim import Optimizer
 
-from ..auxiliary import Search, Variant
+from ..auxiliary import Layer, Search, Shape, Variant, fitted
 from ..budgets import format_bytes
 from ..neurons import reset_states
-from ..partition import partition_by
 from ..rules.base import Rule
-from ..stream import subnetwork_major
 from ..subnetworks import Network, Part, Plan, build, make_part
-from .planner import fake_copy, measure
+from ..units import shapes_only
+from .planner import dtype_of, fake_copy, measure
 from .spikes import Kept, keep, small_tensor
 from .tracker import Tracker
 
-STEPS_OF_LIMIT_SEARCH = 3
-"""Tries at the limit on a subnetwork's own peak that uses the budget best."""
-
-STEPS_OF_AUXILIARY_SEARCH = 6
-"""Halvings of the range of footprints that an auxiliary network may have."""
+TRIES_PER_DEPTH = 6
+"""Auxiliary networks of one depth that are tried, cheapest first, before that depth is given up."""
 
 
 def plan_within_bytes(
@@ -44,143 +42,222 @@ def plan_within_bytes(
     *,
     order: str,
     layerwise: bool = False,
+    sequence: bool = False,
 ) -> Plan:
-    """The fewest subnetworks, with the deepest auxiliary networks, whose training step peaks at no more than
-    `budget`.
+    """The fewest subnetworks, with the deepest auxiliary networks, whose training step peaks at no more than `budget`
+    bytes, under the autocast in force.
+
+    As in Algorithm 1 earlier subnetworks are the longer ones, and auxiliary networks grow in order. With `sequence` the
+    input is T different frames.
     """
     with unset_fake_temporarily(), FakeTensorMode():
-        fitting = _Fitting(network, optimizer, batch_size, T, variant, order)
-        return fitting.best(budget, layerwise)
+        return _Fitting(network, optimizer, batch_size, T, variant, order, sequence).best(budget, layerwise)
 
 
 class _Fitting:
-    def __init__(self, network: Network, optimizer, batch_size: int, T: int, variant: Variant, order: str) -> None:
+    """The search for one network, batch and number of time steps."""
+
+    def __init__(
+        self, network: Network, optimizer, batch_size: int, T: int, variant: Variant, order: str, sequence: bool = False
+    ) -> None:
         self.network, self.optimizer, self.batch_size, self.T, self.order = network, optimizer, batch_size, T, order
+        self.variant, self.count = variant, len(network.units)
         self.search = Search(network.units, network.shapes, network.memory, variant)
-        self.variant = variant
         self.fake = Network.sharing(network, fake_copy(network.model))
+        self.frame = torch.empty(batch_size, *network.in_shape, dtype=dtype_of(network.model))
+        self.x = torch.empty(T, *self.frame.shape, dtype=self.frame.dtype) if sequence else self.frame
         self.labels = torch.empty(batch_size, dtype=torch.int64)
-        self._peaks: dict[tuple, int] = {}
+        self._profiles: dict[tuple, _Profile] = {}
+        whole = self.rule(Plan((make_part(network, self.search, range(self.count), None),), 0.0))
+        self.base = self.x.nbytes + self.labels.nbytes + size(held(whole.subnetworks, whole.optimizers))
+        self.boundaries = self.make_boundaries()
+        parameters = size(network.model.parameters())
+        per_parameter = 2 + size(states(self.fake.model.parameters(), whole.optimizers)) / parameters
+        self.search_bytes = _SearchBytes(network, variant, batch_size * self.frame.itemsize, per_parameter)
 
-    def best(self, budget: int, layerwise: bool) -> Plan:
-        """The plan for the highest limit on each subnetwork's own peak that keeps the whole step within budget.
+    def best(self, budget: int, layerwise: bool = False) -> Plan:
+        """The plan for a budget; raises ValueError if there is none, with the smallest budget for which there is."""
+        limit = budget
+        while (runs := self.fewest(limit, layerwise)) is not None:
+            plan = self.plan(self.deepened([self.smallest(run) for run in runs], limit))
+            excess = self.measured(plan) - budget
+            if excess <= 0:
+                return replace(plan, notes=(self.note(budget + excess, budget),))
+            limit -= excess
+        plan = self.plan(self.smallest_parts(layerwise))
+        needed = self.measured(plan)
+        if needed <= budget:
+            return replace(plan, notes=(self.note(needed, budget),))
+        raise ValueError(
+            f"no partition of this network trains within {format_bytes(budget)} at a batch of {self.batch_size}: "
+            f"the smallest budget that works is {needed} bytes ({format_bytes(needed)})."
+        )
 
-        The two differ by what only the whole plan shows: the parameters of other auxiliary networks, and in
-        time-major order the states of other subnetworks.
-        """
-        with contextlib.suppress(LookupError):
-            plan = self.plan(budget, layerwise)
-            if self.whole_step(plan) <= budget:
-                return plan
-        units = range(len(self.network.units))
-        low, high = max(self.peak(self.smallest(range(unit, unit + 1))) for unit in units), budget
-        best = self.plan(low, layerwise)
-        if (needed := self.whole_step(best)) > budget:
-            raise ValueError(
-                f"no partition of this network trains within {format_bytes(budget)} at a batch of {self.batch_size}: "
-                f"the smallest budget that works is {needed} bytes ({format_bytes(needed)})."
-            )
-        for _ in range(STEPS_OF_LIMIT_SEARCH):
-            limit = (low + high) // 2
-            plan = self.plan(limit, layerwise)
-            if self.whole_step(plan) <= budget:
-                low, best = limit, plan
-            else:
-                high = limit
-        return best
-
-    def plan(self, limit: int, layerwise: bool) -> Plan:
-        """The fewest subnetworks whose own peaks stay within limit, and the deepest auxiliary networks."""
-        count = len(self.network.units)
-        if layerwise:
-            runs = [range(index, index + 1) for index in range(count)]
-        else:
-            runs = partition_by(count, lambda run: self.peak(self.smallest(run)) <= limit)
-        parts = [self.smallest(run) if run.stop == count else self.deepest(run, limit) for run in runs]
+    def plan(self, parts: Sequence[Part]) -> Plan:
         return Plan(tuple(parts), self.network.total, None, self.network.memory)
 
+    def note(self, peak: int, budget: int) -> str:
+        return (
+            f"peak {format_bytes(peak)} of a budget of {format_bytes(budget)}, batch {self.batch_size}, "
+            f"{self.T} time steps"
+        )
+
+    def fewest(self, limit: float, layerwise: bool = False) -> list[range] | None:
+        """The fewest runs of units that train within limit, each with its smallest auxiliary network; None if none
+        do."""
+        if layerwise:
+            runs = [range(index, index + 1) for index in range(self.count)]
+            return runs if self.predicted(map(self.smallest, runs)) <= limit else None
+        for number in range(1, self.count + 1):
+            if (runs := self.cut(0, number, _Step(), limit)) is not None:
+                return runs
+        return None
+
+    def cut(self, first: int, number: int, before: _Step, limit: float) -> list[range] | None:
+        """Units `first` and on as so many runs, the earlier as long as they can be, behind what came before."""
+        if number == 1:
+            rest = range(first, self.count)
+            fits = self.base + before.then(self.profile(self.smallest(rest))).peak <= limit
+            return [rest] if fits else None
+        longest = self.count - number + 1
+        for run in reversed([run for run in self.runs_from(first, limit) if run.stop <= longest]):
+            step = before.then(self.profile(self.smallest(run)))
+            if self.base + step.peak <= limit:
+                rest = self.cut(run.stop, number - 1, step, limit)
+                if rest is not None:
+                    return [run, *rest]
+        return None
+
+    def runs_from(self, first: int, limit: float) -> Iterator[range]:
+        """Runs with an auxiliary network that start at a unit, shortest first, until even their units do not fit."""
+        for stop in range(first + 1, self.count):
+            run = range(first, stop)
+            yield run
+            if self.base + self.profile(self.smallest(run)).units > limit:
+                return
+
+    def smallest_parts(self, layerwise: bool) -> list[Part]:
+        """The partition that takes the fewest bytes of all, auxiliary networks exchanged while that helps."""
+        limit, parts = float("inf"), []
+        while (runs := self.fewest(limit, layerwise)) is not None:
+            parts = [self.smallest(run) for run in runs]
+            limit = self.predicted(parts) - 1
+        for place in range(len(parts) - 1):
+            for layers in self.search_bytes.by_depth(parts[place].units.stop - 1)[0]:
+                others = self.exchanged(parts, place, layers)
+                if self.predicted(others) <= limit:
+                    parts, limit = others, self.predicted(others) - 1
+        return parts
+
+    def deepened(self, parts: list[Part], limit: float) -> list[Part]:
+        """These parts with auxiliary networks made deeper, then larger, one after the other, while the step stays
+        within limit."""
+        for place in range(len(parts) - 1):
+            levels = self.search_bytes.by_depth(parts[place].units.stop - 1)
+
+            def fits(layers: list[Layer], place: int = place) -> bool:
+                return self.predicted(self.exchanged(parts, place, layers)) <= limit
+
+            def first_that_fits(level: list[list[Layer]], fits=fits) -> int | None:
+                return next((n for n, layers in enumerate(level[:TRIES_PER_DEPTH]) if fits(layers)), None)
+
+            deepest = last_true(levels, lambda level: first_that_fits(level) is not None)
+            level = levels[deepest]
+            start = first_that_fits(level) or 0
+            if self.variant.prefer != "depth":
+                start += last_true(level[start:], fits)
+            parts = self.exchanged(parts, place, level[start])
+        return parts
+
+    def exchanged(self, parts: list[Part], place: int, layers: list[Layer]) -> list[Part]:
+        """The parts with another auxiliary network at one place."""
+        return [*parts[:place], self.part(parts[place].units, layers), *parts[place + 1 :]]
+
+    @functools.cache  # noqa: B019 - dies with the search, which is short
     def smallest(self, run: range) -> Part:
-        """A run with the least auxiliary network it can have."""
-        if run.stop == len(self.network.units):
+        """A run with the auxiliary network that takes the fewest bytes, or with the head."""
+        if run.stop == self.count:
             return self.part(run, None)
-        layers, _ = self.search.best(run.stop - 1, self.search.smallest(run.stop - 1))
-        return self.part(run, layers)
+        return self.part(run, self.search_bytes.by_depth(run.stop - 1)[0][0])
 
-    def deepest(self, run: range, limit: int) -> Part:
-        """The largest auxiliary network, by halving the footprint it may have, whose subnetwork stays within limit."""
-        part = self.smallest(run)
-        low, high = self.search.smallest(run.stop - 1), self.network.total
-        for _ in range(STEPS_OF_AUXILIARY_SEARCH):
-            middle = (low + high) / 2
-            candidate = self.part(run, self.search.best(run.stop - 1, middle)[0])
-            if self.peak(candidate) <= limit:
-                low, part = middle, candidate
-            else:
-                high = middle
-        return part
-
-    def part(self, run: range, layers) -> Part:
+    def part(self, run: range, layers: Sequence[Layer] | None) -> Part:
         return make_part(self.network, self.search, run, layers)
 
-    def peak(self, part: Part) -> int:
-        """Peak bytes while this subnetwork trains, the parameters and optimizer state of the others included."""
+    def predicted(self, parts: Iterable[Part]) -> int:
+        """Peak bytes of a training step with these parts."""
+        step = _Step()
+        for part in parts:
+            step = step.then(self.profile(part))
+        return self.base + step.peak
+
+    def measured(self, plan: Plan) -> int:
+        """The same, by training the whole network."""
+        return measure(self.rule(plan), self.x, self.labels, self.T).peak_bytes
+
+    def profile(self, part: Part) -> _Profile:
+        """What a subnetwork takes, from its training on two time steps: from the second on each step is the same."""
         key = (part.units, part.auxiliary)
-        if key not in self._peaks:
-            rule = self.rule(Plan((part,), 0.0))
-            (subnetwork,) = rule.subnetworks
-            x = self.boundary(part.units.start)
-            tracker = Tracker()
-            tracker.follow([self.labels, small_tensor(x), *subnetwork.parameters(), *subnetwork.buffers()])
-            with tracker:
-                train(rule, [x] * min(self.T, 2))  # from the second step on every step is the same
-            own = {id(p): p.nbytes for p in subnetwork.parameters()}
-            others = sum(p.nbytes for p in self.fake.model.parameters() if id(p) not in own)
-            state = self.state_per_parameter * (sum(own.values()) + others)
-            waiting = 0 if part.units.start == 0 else small_tensor(x).nbytes * max(0, self.T - 2)
-            self._peaks[key] = tracker.peak + others + int(state) + waiting
-        return self._peaks[key]
+        if key not in self._profiles:
+            self._profiles[key] = self.profiled(part)
+        return self._profiles[key]
 
-    @functools.cached_property
-    def state_per_parameter(self) -> float:
-        """Bytes of optimizer state for each byte of parameters."""
-        parameter = nn.Parameter(torch.empty(1000))
-        optimizer = self.optimizer([parameter])
-        parameter.grad = torch.empty(1000)
-        optimizer.step()
-        return sum(t.nbytes for t in optimizer.state[parameter].values() if isinstance(t, Tensor)) / parameter.nbytes
+    def profiled(self, part: Part) -> _Profile:
+        rule = self.rule(Plan((part,), 0.0))
+        (subnetwork,) = rule.subnetworks
+        x = self.boundaries[part.units.start]
+        tracker = Tracker()
+        tracker.follow([self.x, self.labels, small_tensor(x), *held([subnetwork], rule.optimizers)])
+        start, until_units_end = tracker.current, []
+        # A longer run needs at least what these units do before there are gradients and auxiliary states.
+        handle = subnetwork.units[-1].register_forward_hook(lambda *_: until_units_end.append(tracker.peak - start))
+        rule._start(self.labels, self.T)
+        peaks = []
+        with tracker:
+            for t in range(min(self.T, 2)):
+                tracker.peak = tracker.current
+                output = small_tensor(rule.learn(subnetwork, t, x)).nbytes
+                peaks.append(tracker.peak - start)
+            between_steps = tracker.current - start
+            tracker.peak = tracker.current
+            rule.finish(subnetwork)
+        handle.remove()
+        finish, left = tracker.peak - start, tracker.current - start
+        is_last = part.auxiliary is None
+        auxiliary = 0 if is_last else size(held([subnetwork.classifier], rule.optimizers))
+        taken = small_tensor(x).nbytes if part.units.start else 0  # the network's own input is there anyway
+        units = until_units_end[0] + taken
+        if self.order == "subnetwork":  # it runs alone, and the maps before and behind it wait for it
+            waiting = [taken * (self.T - t) + output * t for t in range(self.T + 1)]
+            steps = [peaks[min(t, 1)] + waiting[t] for t in range(self.T)]
+            return _Profile(auxiliary, units, max(*steps, finish + waiting[-1]), stays=left, left=left)
+        later = peaks[1] + taken - between_steps if self.T > 1 else 0
+        at_end = output if is_last else 0
+        return _Profile(auxiliary, units, peaks[0] + taken, later, finish, between_steps, left, at_end)
 
-    def boundary(self, first: int) -> Kept:
-        """What subnetworks that start at this unit are given, in its small form."""
-        shape = (self.batch_size, *(self.network.shapes[first - 1] if first else self.network.in_shape))
-        if first == 0:
-            return torch.empty(shape)
-        unit = self.fake.model[first - 1]
-        before = (self.batch_size, *(self.network.shapes[first - 2] if first > 1 else self.network.in_shape))
+    def make_boundaries(self) -> list[Kept]:
+        """What a subnetwork that starts at each unit is given, in the form it is kept in."""
+        x, boundaries = self.frame, [self.frame]
         with torch.no_grad():
-            output = unit(torch.empty(before))
-            reset_states(unit)
-        return keep(output) if self.network.memory == "lean" else output
+            for unit in list(self.fake.model)[:-2]:
+                x = unit(x)
+                reset_states(unit)
+                boundaries.append(keep(x) if self.network.memory == "lean" else x)
+        return boundaries
 
     def rule(self, plan: Plan) -> Rule:
+        """A rule that trains these parts, its optimizers with their state."""
         rule = _Planned.__new__(_Planned)
         rule.variant = self.variant
         Rule.__init__(
-            rule, self.fake.model, self.optimizer, torch.empty(self.batch_size, *self.network.in_shape),
-            memory=self.network.memory, order=self.order, plan=plan, network=self.fake,
+            rule, self.fake.model, self.optimizer, self.frame, memory=self.network.memory, order=self.order, plan=plan,
+            network=self.fake,
         )  # fmt: skip
-        rule.labels = self.labels
+        for optimizer in rule.optimizers:
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                parameter.grad = torch.empty_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         return rule
-
-    def whole_step(self, plan: Plan) -> int:
-        """Peak bytes of a training step with this plan."""
-        key = tuple((part.units, part.auxiliary) for part in plan.parts)
-        if key not in self._peaks:
-            self._peaks[key] = self.measured(plan)
-        return self._peaks[key]
-
-    def measured(self, plan: Plan) -> int:
-        x = torch.empty(self.batch_size, *self.network.in_shape)
-        return measure(self.rule(plan), x, self.labels, self.T).peak_bytes
 
 
 class _Planned(Rule):
@@ -190,7 +267,118 @@ class _Planned(Rule):
         return build(self.network, self.plan, self.variant)
 
 
-def train(rule: Rule, frames: list) -> None:
-    """Train the subnetworks of a rule on these inputs, outside of `step`, which takes only the network's own."""
-    rule._start(rule.labels, len(frames))
-    subnetwork_major(rule.subnetworks, frames, rule.learn, rule.finish)
+class _SearchBytes(Search):
+    """The search for auxiliary networks where a layer costs the bytes it will about take, parameters included."""
+
+    def __init__(self, network: Network, variant: Variant, per_element: float, per_parameter: float) -> None:
+        super().__init__(network.units, network.shapes, network.memory, variant)
+        self.per_element, self.per_parameter = per_element, per_parameter
+        self._bytes: dict[tuple, float] = {}
+
+    def cost(self, index: int, in_shape: Shape) -> float:
+        key = (self._kinds[index], self.shapes[index], in_shape)
+        if key not in self._bytes:
+            layer = fitted(self.units[index], index, self.shapes[index], in_shape)
+            with shapes_only():
+                parameters = size(p for module in self._modules(layer, in_shape) for p in module.parameters())
+            activations = super().cost(index, in_shape) * self.per_element
+            self._bytes[key] = activations + parameters * self.per_parameter
+        return self._bytes[key]
+
+    @functools.cache  # noqa: B019 - dies with the search, which is short
+    def by_depth(self, last: int) -> list[list[list[Layer]]]:
+        """The auxiliary networks behind unit `last` by number of layers, cheapest first, one of each cost."""
+        if self.variant.max_depth == 0:
+            return [[[]]]
+        levels, choices = [], {last: {0.0: ()}}
+        while len(levels) != self.variant.max_depth and (choices := self._one_deeper(choices, float("inf"))):
+            totals = sorted((total, path) for ending in choices.values() for total, path in ending.items())
+            levels.append([self.layers(last, path) for _, path in totals])
+        return levels
+
+    def layers(self, last: int, path: Iterable[int]) -> list[Layer]:
+        """Units by number as layers behind unit `last`."""
+        layers, shape = [], self.shapes[last]
+        for index in path:
+            layers.append(fitted(self.units[index], index, self.shapes[index], shape))
+            shape = self.shapes[index]
+        return layers
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """Bytes that a subnetwork takes beside what a network holds anyway.
+
+    Attributes:
+        auxiliary: held throughout by its auxiliary network: parameters, buffers, optimizer state.
+        units: what its units alone need, so that no longer run needs less.
+        first: the most while its first time step runs, or all of them if it runs them one after the other.
+        later: the most while a later time step runs, beyond what it holds between time steps.
+        finish: the most while its optimizer steps.
+        stays: held while the others run: its states and gradients, or what is left.
+        left: held after its optimizer has stepped: its loss.
+        at_end: output of the network, held while optimizers step.
+    """
+
+    auxiliary: int
+    units: int
+    first: int = 0
+    later: int = 0
+    finish: int = 0
+    stays: int = 0
+    left: int = 0
+    at_end: int = 0
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A training step of subnetworks one after the other, bytes as in `_Profile`."""
+
+    auxiliary: int = 0
+    first: int = 0
+    later: int = 0
+    finish: int = 0
+    stays: int = 0
+    left: int = 0
+
+    def then(self, part: _Profile) -> _Step:
+        """The step with one more subnetwork behind those there are."""
+        return _Step(
+            auxiliary=self.auxiliary + part.auxiliary,
+            first=max(self.first, self.stays + part.first),
+            later=max(self.later, part.later),
+            finish=max(self.finish + part.stays, self.left + part.finish) + part.at_end,
+            stays=self.stays + part.stays,
+            left=self.left + part.left,
+        )
+
+    @property
+    def peak(self) -> int:
+        """The most at any moment; more subnetworks never make it less."""
+        return self.auxiliary + max(self.first, self.stays + self.later, self.finish)
+
+
+def last_true(items: Sequence[Any], test: Callable[[Any], bool]) -> int:
+    """The place of the last item that passes, found by halving: the first ones pass and the others do not."""
+    low, high = 0, len(items)  # the first is taken to pass
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if test(items[middle]) else (low, middle)
+    return low
+
+
+def held(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """What modules hold between training steps: parameters, buffers and the optimizers' state of them."""
+    tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    return [*tensors, *states(tensors, optimizers)]
+
+
+def states(parameters: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """What optimizers hold for parameters."""
+    entries = [o.state.get(p, {}) for o in optimizers for p in parameters]
+    return [t for entry in entries for t in entry.values() if isinstance(t, Tensor)]
+
+
+def size(tensors: Iterable[Tensor]) -> int:
+    """Their bytes."""
+    return sum(t.nbytes for t in tensors)

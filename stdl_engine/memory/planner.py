@@ -6,6 +6,7 @@ modelled: what is predicted is what the same code does on real tensors.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.optim import Optimizer
 
+from ..kernels.layout import is_dense
 from ..neurons import Neuron
 from .tracker import Place, Tracker, identity
 
@@ -61,21 +63,24 @@ def predict(
     """Peak memory of `rule(model, optimizer, sample, **options).step(x, y, T)`, after the optimizer has its state.
 
     The model is not touched: its shapes are copied. `sample` is a batch without time, or its shape; with `sequence`
-    x is T different frames of it, [T, B, ...], otherwise the one batch shown T times.
+    x is T different frames of it, [T, B, ...], otherwise the one batch shown T times. A budget in bytes is kept under
+    `autocast` too: the rule is made under it.
     """
-    shape = tuple(sample.shape) if isinstance(sample, Tensor) else tuple(sample)
-    with FakeTensorMode():
-        x, y = torch.empty(shape), torch.empty(shape[0], dtype=torch.int64)
+    with FakeTensorMode(), _autocast("cpu", autocast):
+        x = fake_like(sample) if isinstance(sample, Tensor) else torch.empty(sample, dtype=dtype_of(model))
+        y = torch.empty(len(x), dtype=torch.int64)
         trained = rule(fake_copy(model), optimizer, x, **options)
         if sequence:
-            x = torch.empty(T, *shape)
-        return measure(trained, x, y, T, autocast=autocast)
+            x = torch.empty(T, *x.shape, dtype=x.dtype)
+        return measure(trained, x, y, T)
 
 
 def measure(rule: Rule, x: Tensor, y: Tensor, T: int, *, autocast: torch.dtype | None = None) -> Prediction:
     """Peak memory of `rule.step(x, y, T)` on these tensors, fake or real: two steps are run, a short one first so that
-    the optimizer has its state, and the peak of the second is counted."""
-    with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+    the optimizer has its state, and the peak of the second is counted. Without `autocast` the one in force, if any,
+    stays in force.
+    """
+    with _autocast(x.device.type, autocast):
         rule.step(x[:1] if x.ndim > 1 + len(rule.network.in_shape) else x, y, 1)
         observed = _Observed(rule, x, y)
         with observed.tracker:
@@ -135,8 +140,28 @@ class _Observed:
 
 
 def fake_copy(model: nn.Module) -> nn.Module:
-    """The model with every tensor replaced by one of the fake mode in force."""
-    memo: dict[int, Any] = {id(b): torch.empty(b.shape, dtype=b.dtype) for b in model.buffers()}
-    for p in model.parameters():
-        memo[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad)
+    """The model with every tensor replaced by one of the fake mode in force, and no states."""
+    memo: dict[int, Any] = {id(b): fake_like(b) for b in model.buffers()}
+    memo |= {id(p): nn.Parameter(fake_like(p), requires_grad=p.requires_grad) for p in model.parameters()}
+    with unset_fake_temporarily():  # states are no fake tensors
+        for neuron in (m for m in model.modules() if isinstance(m, Neuron) and m.membrane is not None):
+            stateless = copy.copy(neuron)
+            stateless.reset()
+            memo[id(neuron)] = copy.deepcopy(stateless, memo)
     return copy.deepcopy(model, memo)
+
+
+def fake_like(t: Tensor) -> Tensor:
+    """A tensor on the CPU with the shape, dtype and memory order of another, which may be no fake one."""
+    if is_dense(t):
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
+    return torch.empty(t.shape, dtype=t.dtype)
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """What a model computes in."""
+    return next(model.parameters()).dtype
+
+
+def _autocast(device: str, dtype: torch.dtype | None) -> contextlib.AbstractContextManager:
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype)

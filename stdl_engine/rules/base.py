@@ -187,7 +187,9 @@ class Rule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; the rule, the model and the partition must be the same, else nothing changes."""
+        """Restore what `state_dict` gave; the rule, the model and the partition must be the same, else nothing
+        changes.
+        """
         if missing := [name for name in ("rule", "plan", "model", "auxiliary", "optimizers") if name not in state]:
             raise ValueError(f"this is no checkpoint of a rule: it lacks {', '.join(missing)}.")
         if state["rule"] != type(self).__name__:

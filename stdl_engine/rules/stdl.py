@@ -46,6 +46,11 @@ class STDL(Rule):
 
     def make_plan(self) -> Plan:
         if self.budget.published:
+            if self.layerwise or self.variant.max_depth is not None or self.variant.prefer != "footprint":
+                raise ValueError(
+                    'budget "published" fixes which layers are chosen, which this ablation would change: pass a '
+                    "fraction such as 0.5, or bytes."
+                )
             return plan_of_layers(self.network, published_rows(self.model), self.variant)
         if self.budget.size is not None:
             return plan_within_bytes(

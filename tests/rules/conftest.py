@@ -1,11 +1,20 @@
-"""The networks here are so small that a second thread only waits, and for long where the machine is shared."""
+"""What makes many small training runs quick, for all tests of rules."""
 
 import pytest
 import torch
 
+from ..paper import footprints_remembered
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _measure_each_layer_once():
+    with footprints_remembered():
+        yield
+
 
 @pytest.fixture(autouse=True, scope="package")
 def _one_thread():
+    """The networks are so small that a second thread only waits, and for long where the machine is shared."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

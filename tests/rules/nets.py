@@ -1,4 +1,4 @@
-"""Small networks, batches and rules that differ in one thing only, and exact comparison of all that training changes."""
+"""Small networks, batches and rules, and exact comparison of all that training changes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from stdl_engine.subnetworks import Network, Plan, plan_of_layers
 sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 adamw = functools.partial(torch.optim.AdamW, lr=1e-3, weight_decay=5e-4)
 
-ROWS = {
-    **PUBLISHED,
-    "vgg11": ((range(0, 2), (3, 5)), (range(2, 5), (7,)), (range(5, 8), None)),
-    "resnet18_pooled": ((range(0, 3), (5, 7)), (range(3, 9), None)),
-}
+ROWS = {**PUBLISHED, "vgg11": ((range(0, 2), (3, 5)), (range(2, 5), (7,)), (range(5, 8), None))}
 """A partition for each model, the same whatever the memory."""
 
 
@@ -42,7 +38,7 @@ def plan_for(model: nn.Sequential, sample: Tensor, memory: str = "lean") -> Plan
 
 
 def make(name: str, model: nn.Sequential, sample: Tensor, optimizer=sgd, *, seed: int = 2, **options) -> Rule:
-    """A rule by name, its auxiliary networks drawn from `seed`; STDL with a partition that does not depend on memory."""
+    """A rule by name, auxiliary networks drawn from `seed`; STDL with a partition that does not depend on memory."""
     if name == "even":
         options.setdefault("K", 3)
     if RULES[name] is STDL and not {"budget", "plan"} & options.keys():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stdl_engine.rules import ELL, SLTT, STDL, EvenLocal
+from stdl_engine.rules import ELL, RULES, SLTT, STDL, EvenLocal
 
 from .nets import (
     Recorder,
@@ -78,9 +78,9 @@ def test_even_groups_of_one_unit_are_ell_and_one_group_is_sltt():
     assert_same(trained(EvenLocal, K=1), trained(SLTT))
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("rule", ["bptt", "sltt", "ell", "decolle", "even", "stdl"])
-def test_an_image_repeated_is_a_sequence_of_it(rule, steps):
+@pytest.mark.parametrize("rule", RULES)
+def test_an_image_repeated_is_a_sequence_of_it(rule):
+    steps = 3
     x, y = batch()
     static, sequence = (make(rule, small(), x) for _ in range(2))
     frames = x.expand(steps, *x.shape).contiguous()

@@ -13,8 +13,7 @@ T = 3
 
 
 @rules
-@pytest.mark.parametrize("memory", ["lean", "paper"])
-@pytest.mark.parametrize("frames", [0, T], ids=["static", "sequence"])
+@pytest.mark.parametrize(("memory", "frames"), [("lean", 0), ("paper", T)], ids=["lean-static", "paper-sequence"])
 def test_logits_are_the_plain_networks(name, memory, frames):
     """Auxiliary networks, the rule and its memory make no difference to a model with these weights."""
     data = batches(1)
@@ -41,7 +40,7 @@ def test_auxiliary_networks_are_not_run():
     assert torch.equal(rule.predict(x, T), expected)
 
 
-@rules
+@pytest.mark.parametrize("name", ["bptt", "stdl"])
 @pytest.mark.parametrize("training", [True, False])
 def test_leaves_everything_as_it_was(name, training):
     data = batches(1)

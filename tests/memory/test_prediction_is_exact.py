@@ -1,0 +1,100 @@
+"""The planner's peak is the peak: real tensors, followed by the same tracker, reach the same byte."""
+
+import functools
+
+import pytest
+import torch
+
+from stdl_engine.memory.planner import measure, predict
+from stdl_engine.models import build_model
+from stdl_engine.rules import BPTT, DECOLLE, ELL, SLTT, STDL, EvenLocal
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+ADAMW = functools.partial(torch.optim.AdamW, lr=1e-3)
+RULES = [(BPTT, {}), (SLTT, {}), (ELL, {}), (DECOLLE, {}), (EvenLocal, {"K": 3}), (STDL, {"budget": 0.6})]
+SHAPE, T = (4, 3, 16, 16), 3
+
+every_rule = pytest.mark.parametrize(("rule", "options"), RULES, ids=[rule.__name__ for rule, _ in RULES])
+both_memories = pytest.mark.parametrize("memory", ["lean", "paper"])
+
+
+def peaks(rule, model, optimizer, *, sequence=False, autocast=None, **options):
+    predicted = predict(rule, model, optimizer, SHAPE, T, sequence=sequence, autocast=autocast, **options)
+    x = torch.randn((T, *SHAPE) if sequence else SHAPE)
+    trained = rule(model, optimizer, torch.randn(SHAPE), **options)
+    return predicted, measure(trained, x, torch.randint(10, SHAPE[:1]), T, autocast=autocast)
+
+
+@both_memories
+@every_rule
+def test_every_rule(rule, options, memory):
+    predicted, measured = peaks(rule, build_model("resnet18", width=0.0625), SGD, memory=memory, **options)
+    assert predicted.peak_bytes == measured.peak_bytes
+    assert predicted.parts == measured.parts
+    assert predicted.place == measured.place
+    assert predicted.subnetworks == measured.subnetworks
+
+
+@both_memories
+@pytest.mark.parametrize("model", ["vgg11", "sew_resnet34"])
+def test_other_networks(model, memory):
+    predicted, measured = peaks(STDL, build_model(model, width=0.0625), ADAMW, memory=memory, budget=0.7)
+    assert predicted.peak_bytes == measured.peak_bytes
+
+
+@pytest.mark.parametrize("order", ["subnetwork", "time"])
+@pytest.mark.parametrize("sequence", [False, True], ids=["image", "sequence"])
+def test_orders_and_sequences(order, sequence):
+    model = build_model("resnet18", width=0.0625)
+    predicted, measured = peaks(STDL, model, SGD, sequence=sequence, order=order, budget="published")
+    assert predicted.peak_bytes == measured.peak_bytes
+
+
+@both_memories
+def test_autocast(memory):
+    model = build_model("resnet18", width=0.0625)
+    options = {"autocast": torch.bfloat16, "memory": memory, "budget": "published"}
+    predicted, measured = peaks(STDL, model, SGD, **options)
+    # Batch norm's statistics have another dtype on fake tensors: a few bytes a channel.
+    assert predicted.peak_bytes == pytest.approx(measured.peak_bytes, rel=1e-3)
+
+
+@both_memories
+@every_rule
+def test_parts_add_up(rule, options, memory):
+    model = build_model("resnet18", width=0.0625)
+    predicted = predict(rule, model, SGD, SHAPE, T, memory=memory, **options)
+    assert sum(predicted.parts.values()) == predicted.peak_bytes
+    assert max(part["peak_bytes"] for part in predicted.subnetworks) == predicted.peak_bytes
+
+
+def test_parameters_and_optimizer_are_counted_by_hand():
+    model = build_model("resnet18", width=0.0625)
+    predicted = predict(SLTT, model, SGD, SHAPE, T)
+    held = [*model.parameters(), *model.buffers()]
+    assert predicted.parts["parameters"] == sum(t.nbytes for t in held)
+    assert predicted.parts["optimizer"] == sum(p.nbytes for p in model.parameters())  # one momentum each
+
+
+def test_planning_leaves_the_model_alone():
+    model = build_model("resnet18", width=0.0625).eval()
+    before = [t.clone() for t in (*model.parameters(), *model.buffers())]
+    predict(STDL, model, SGD, SHAPE, T, budget=0.6)
+    assert all(torch.equal(a, b) for a, b in zip(before, (*model.parameters(), *model.buffers()), strict=True))
+    assert not model.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@both_memories
+def test_cuda_allocates_what_was_predicted(memory):
+    """The allocator rounds each tensor up to 512 bytes, and cuDNN's workspaces come on top: 10% for both."""
+    shape = (64, 3, 32, 32)
+    model = build_model("resnet18").cuda()
+    predicted = predict(STDL, model, SGD, shape, T, memory=memory, budget="published").peak_bytes
+    x, y = torch.randn(shape, device="cuda"), torch.randint(10, shape[:1], device="cuda")
+    rule = STDL(model, SGD, x, memory=memory, budget="published")
+    rule.step(x, y, 1)
+    torch.cuda.reset_peak_memory_stats()
+    rule.step(x, y, T)
+    assert predicted <= torch.cuda.max_memory_allocated() <= 1.1 * predicted

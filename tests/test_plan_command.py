@@ -1,0 +1,82 @@
+"""`python -m stdl_engine.plan`, as typed."""
+
+import json
+
+import pytest
+
+from stdl_engine.plan import main
+from stdl_engine.recipes import RECIPES
+
+SMALL = ["--width", "0.0625", "--batch-size", "8", "--steps", "2"]
+
+
+def as_json(capsys, *arguments):
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json(capsys):
+    answer = as_json(capsys, "resnet18", *SMALL)
+    assert list(answer) == ["rule", "memory", "batch_size", "steps", "peak_bytes", "parts", "subnetworks"]
+    assert (answer["rule"], answer["memory"], answer["batch_size"], answer["steps"]) == ("STDL", "lean", 8, 2)
+    assert sum(answer["parts"].values()) == answer["peak_bytes"]
+    assert answer["subnetworks"][0]["units"] == ["4C3", "4R"]
+    assert answer["subnetworks"][0]["auxiliary"] == ["AP(k2s2)", "16R(s2)", "32R(s2)", "32R", "10FC"]
+
+
+def test_table(capsys):
+    assert main(["svhn", *SMALL]) == 0
+    shown = capsys.readouterr().out
+    assert "peak" in shown
+    assert "4C3" in shown
+    assert "transient" in shown
+
+
+def test_comparison_has_every_rule_and_ratios_to_both_forms_of_bptt(capsys):
+    assert main(["resnet18", *SMALL, "--compare"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("BPTT", "SLTT", "DECOLLE", "ELL", "STDL", "1.00×", "less than lean"):
+        assert word in shown
+
+
+def test_fit_is_the_largest_batch(capsys):
+    small = ["resnet18", "--width", "0.0625", "--steps", "2"]
+    for answer in as_json(capsys, *small, "--fit", "3MB"):
+        assert answer["peak_bytes"] <= 3_000_000
+        one_more = str(answer["batch_size"] + 1)
+        peak = as_json(capsys, *small, "--rule", answer["rule"], "--batch-size", one_more)["peak_bytes"]
+        assert peak > 3_000_000
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_at_its_own_batch_size(capsys, recipe):
+    answer = as_json(capsys, recipe, "--steps", "1", "--rule", "stdl")
+    assert answer["batch_size"] == RECIPES[recipe].batch_size
+    assert answer["peak_bytes"] > 1e8
+
+
+def test_budget_in_bytes(capsys):
+    answer = as_json(capsys, "resnet18", *SMALL, "--budget", "1.7MB")
+    assert answer["peak_bytes"] <= 1_700_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["resnet99"], "unknown recipe or model 'resnet99': the recipes are cifar10"),
+        (["resnet18", "--rule", "magic"], "unknown rule 'magic': choose from bptt"),
+        (["resnet18", "--batch-size", "1"], "--batch-size is 1: it must be 2 or more"),
+        (["resnet18", "--steps", "0"], "--steps is 0: it must be 1 or more"),
+        (["resnet18", "--budget", "lots"], "cannot read the budget 'lots'"),
+        (["resnet18", *SMALL, "--budget", "1kB"], "the smallest budget that works is"),
+        (["resnet18", *SMALL, "--budget", "0.01"], "the smallest budget that works is"),
+        (["resnet18", "--width", "0.0625", "--steps", "1", "--fit", "1kB"], "the smallest batch, 2, needs"),
+        (["vgg11", "--budget", "published"], 'budget "published" exists for'),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_errors_are_one_line(capsys, arguments, says):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.strip().splitlines()) == 1
