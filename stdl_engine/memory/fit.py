@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,16 @@ from torch.optim import Optimizer
 from ..auxiliary import Layer, Search, Shape, Variant, fitted
 from ..budgets import format_bytes
 from ..neurons import reset_states
-from ..rules.base import Rule
-from ..subnetworks import Network, Part, Plan, build, make_part
+from ..subnetworks import Network, Part, Plan, Subnetwork, build, make_part
 from ..units import shapes_only
 from .planner import dtype_of, fake_copy, measure
 from .spikes import Kept, keep, small_tensor
 from .tracker import Tracker
 
-TRIES_PER_DEPTH = 6
+if TYPE_CHECKING:
+    from ..rules import Rule
+
+TRIES_PER_DEPTH = 4
 """Auxiliary networks of one depth that are tried, cheapest first, before that depth is given up."""
 
 
@@ -153,21 +155,24 @@ class _Fitting:
         """These parts with auxiliary networks made deeper, then larger, one after the other, while the step stays
         within limit."""
         for place in range(len(parts) - 1):
-            levels = self.search_bytes.by_depth(parts[place].units.stop - 1)
-
-            def fits(layers: list[Layer], place: int = place) -> bool:
-                return self.predicted(self.exchanged(parts, place, layers)) <= limit
-
-            def first_that_fits(level: list[list[Layer]], fits=fits) -> int | None:
-                return next((n for n, layers in enumerate(level[:TRIES_PER_DEPTH]) if fits(layers)), None)
-
-            deepest = last_true(levels, lambda level: first_that_fits(level) is not None)
-            level = levels[deepest]
-            start = first_that_fits(level) or 0
-            if self.variant.prefer != "depth":
-                start += last_true(level[start:], fits)
-            parts = self.exchanged(parts, place, level[start])
+            parts = self.deepest(parts, place, limit)
         return parts
+
+    def deepest(self, parts: list[Part], place: int, limit: float) -> list[Part]:
+        """The same at one place."""
+
+        def fits(layers: list[Layer]) -> bool:
+            return self.predicted(self.exchanged(parts, place, layers)) <= limit
+
+        def first_that_fits(level: list[list[Layer]]) -> int | None:
+            return next((number for number, layers in enumerate(level[:TRIES_PER_DEPTH]) if fits(layers)), None)
+
+        levels = self.search_bytes.by_depth(parts[place].units.stop - 1)
+        level = levels[last_true(levels, lambda level: first_that_fits(level) is not None)]
+        number = first_that_fits(level) or 0
+        if self.variant.prefer != "depth":
+            number += last_true(level[number:], fits)
+        return self.exchanged(parts, place, level[number])
 
     def exchanged(self, parts: list[Part], place: int, layers: list[Layer]) -> list[Part]:
         """The parts with another auxiliary network at one place."""
@@ -246,25 +251,22 @@ class _Fitting:
 
     def rule(self, plan: Plan) -> Rule:
         """A rule that trains these parts, its optimizers with their state."""
-        rule = _Planned.__new__(_Planned)
-        rule.variant = self.variant
-        Rule.__init__(
-            rule, self.fake.model, self.optimizer, self.frame, memory=self.network.memory, order=self.order, plan=plan,
-            network=self.fake,
-        )  # fmt: skip
+        from ..rules.base import Rule  # here, as rules import this file
+
+        class Planned(Rule):
+            variant = self.variant
+
+            def build_subnetworks(self) -> list[Subnetwork]:
+                return build(self.network, self.plan, self.variant)
+
+        model, memory = self.fake.model, self.network.memory
+        rule = Planned(model, self.optimizer, self.frame, memory=memory, order=self.order, plan=plan, network=self.fake)
         for optimizer in rule.optimizers:
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 parameter.grad = torch.empty_like(parameter)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return rule
-
-
-class _Planned(Rule):
-    """A rule whose plan is given."""
-
-    def build_subnetworks(self):
-        return build(self.network, self.plan, self.variant)
 
 
 class _SearchBytes(Search):
@@ -292,8 +294,8 @@ class _SearchBytes(Search):
             return [[[]]]
         levels, choices = [], {last: {0.0: ()}}
         while len(levels) != self.variant.max_depth and (choices := self._one_deeper(choices, float("inf"))):
-            totals = sorted((total, path) for ending in choices.values() for total, path in ending.items())
-            levels.append([self.layers(last, path) for _, path in totals])
+            one_of_each = {total: path for ending in choices.values() for total, path in ending.items()}
+            levels.append([self.layers(last, path) for _, path in sorted(one_of_each.items())])
         return levels
 
     def layers(self, last: int, path: Iterable[int]) -> list[Layer]:

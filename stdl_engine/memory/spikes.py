@@ -51,7 +51,7 @@ def mark_counts(t: Tensor) -> Tensor:
 
 
 def is_spikes(t: Tensor) -> bool:
-    """Whether a tensor is known to hold spikes or sums of them; inference tensors, which count no changes, never are."""
+    """Whether a tensor is known to hold spikes or sums of them; inference tensors count no changes and never are."""
     if t.is_inference():
         return False
     return bits_of(t) is not None or getattr(t.untyped_storage(), "spike_counts", None) == t._version
