@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import replace
 from typing import Any
@@ -82,6 +83,10 @@ def configured(options: argparse.Namespace) -> Recipe:
     for value, name, least in ((options.batch_size, "--batch-size", 2), (options.steps, "--steps", 1)):
         if value is not None and value < least:
             raise ValueError(f"{name} is {value}: it must be {least} or more.")
+    if not 0 < options.width < math.inf:
+        raise ValueError(f"--width is {options.width}: it must be positive and finite, for example 0.25.")
+    if options.budget is not None and options.rule != "stdl" and not (options.compare or options.fit):
+        raise ValueError(f"--budget is for the rule stdl, and --rule is {options.rule}: leave one of them out.")
     if options.batch_size is not None:
         recipe = replace(recipe, batch_size=options.batch_size)
     if options.steps is not None:

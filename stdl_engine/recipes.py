@@ -11,6 +11,11 @@ from torch import nn
 
 from .models import MODELS, build_model
 
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": functools.partial(torch.optim.SGD, momentum=0.9),
+    "adamw": torch.optim.AdamW,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -26,7 +31,7 @@ class Recipe:
     """Time steps T."""
     epochs: int
     optimizer: str = "sgd"
-    """"sgd" (momentum 0.9) or "adamw"."""
+    """A name in `OPTIMIZERS`."""
     lr: float
     weight_decay: float
     decay: float = 0.1
@@ -42,9 +47,9 @@ class Recipe:
 
     def make_optimizer(self) -> Callable[..., torch.optim.Optimizer]:
         """A factory of optimizers for a rule."""
-        if self.optimizer == "sgd":
-            return functools.partial(torch.optim.SGD, lr=self.lr, momentum=0.9, weight_decay=self.weight_decay)
-        return functools.partial(torch.optim.AdamW, lr=self.lr, weight_decay=self.weight_decay)
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"unknown optimizer {self.optimizer!r}: choose from {', '.join(OPTIMIZERS)}.")
+        return functools.partial(OPTIMIZERS[self.optimizer], lr=self.lr, weight_decay=self.weight_decay)
 
 
 _CIFAR = {"in_shape": (3, 32, 32), "batch_size": 512, "steps": 4, "epochs": 400, "lr": 0.4, "weight_decay": 5e-5}

@@ -56,8 +56,8 @@ def test_every_recipe_at_its_own_batch_size(capsys, recipe):
 
 
 def test_budget_in_bytes(capsys):
-    answer = as_json(capsys, "resnet18", *SMALL, "--budget", "1.7MB")
-    assert answer["peak_bytes"] <= 1_700_000
+    answer = as_json(capsys, "resnet18", *SMALL, "--budget", "2.5MB")
+    assert answer["peak_bytes"] <= 2_500_000
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,13 @@ exceed the budget the search is done again with that much less.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import Optimizer
 
 from ..auxiliary import Layer, Search, Shape, Variant, fitted
@@ -23,7 +22,8 @@ from ..budgets import format_bytes
 from ..neurons import reset_states
 from ..subnetworks import Network, Part, Plan, Subnetwork, build, make_part
 from ..units import shapes_only
-from .planner import dtype_of, fake_copy, measure
+from .planner import dtype_of, fake_copy, faking, measure
+from .profile import Profile, Step
 from .spikes import Kept, keep, small_tensor
 from .tracker import Tracker
 
@@ -52,7 +52,7 @@ def plan_within_bytes(
     As in Algorithm 1 earlier subnetworks are the longer ones, and auxiliary networks grow in order. With `sequence` the
     input is T different frames.
     """
-    with unset_fake_temporarily(), FakeTensorMode():
+    with unset_fake_temporarily(), faking():
         return _Fitting(network, optimizer, batch_size, T, variant, order, sequence).best(budget, layerwise)
 
 
@@ -69,7 +69,8 @@ class _Fitting:
         self.frame = torch.empty(batch_size, *network.in_shape, dtype=dtype_of(network.model))
         self.x = torch.empty(T, *self.frame.shape, dtype=self.frame.dtype) if sequence else self.frame
         self.labels = torch.empty(batch_size, dtype=torch.int64)
-        self._profiles: dict[tuple, _Profile] = {}
+        self._profiles: dict[tuple, Profile] = {}
+        self._smallest: dict[range, Part] = {}
         whole = self.rule(Plan((make_part(network, self.search, range(self.count), None),), 0.0))
         self.base = self.x.nbytes + self.labels.nbytes + size(held(whole.subnetworks, whole.optimizers))
         self.boundaries = self.make_boundaries()
@@ -111,11 +112,11 @@ class _Fitting:
             runs = [range(index, index + 1) for index in range(self.count)]
             return runs if self.predicted(map(self.smallest, runs)) <= limit else None
         for number in range(1, self.count + 1):
-            if (runs := self.cut(0, number, _Step(), limit)) is not None:
+            if (runs := self.cut(0, number, Step(), limit)) is not None:
                 return runs
         return None
 
-    def cut(self, first: int, number: int, before: _Step, limit: float) -> list[range] | None:
+    def cut(self, first: int, number: int, before: Step, limit: float) -> list[range] | None:
         """Units `first` and on as so many runs, the earlier as long as they can be, behind what came before."""
         if number == 1:
             rest = range(first, self.count)
@@ -178,19 +179,19 @@ class _Fitting:
         """The parts with another auxiliary network at one place."""
         return [*parts[:place], self.part(parts[place].units, layers), *parts[place + 1 :]]
 
-    @functools.cache  # noqa: B019 - dies with the search, which is short
     def smallest(self, run: range) -> Part:
         """A run with the auxiliary network that takes the fewest bytes, or with the head."""
-        if run.stop == self.count:
-            return self.part(run, None)
-        return self.part(run, self.search_bytes.by_depth(run.stop - 1)[0][0])
+        if run not in self._smallest:
+            layers = None if run.stop == self.count else self.search_bytes.by_depth(run.stop - 1)[0][0]
+            self._smallest[run] = self.part(run, layers)
+        return self._smallest[run]
 
     def part(self, run: range, layers: Sequence[Layer] | None) -> Part:
         return make_part(self.network, self.search, run, layers)
 
     def predicted(self, parts: Iterable[Part]) -> int:
         """Peak bytes of a training step with these parts."""
-        step = _Step()
+        step = Step()
         for part in parts:
             step = step.then(self.profile(part))
         return self.base + step.peak
@@ -199,14 +200,14 @@ class _Fitting:
         """The same, by training the whole network."""
         return measure(self.rule(plan), self.x, self.labels, self.T).peak_bytes
 
-    def profile(self, part: Part) -> _Profile:
+    def profile(self, part: Part) -> Profile:
         """What a subnetwork takes, from its training on two time steps: from the second on each step is the same."""
         key = (part.units, part.auxiliary)
         if key not in self._profiles:
             self._profiles[key] = self.profiled(part)
         return self._profiles[key]
 
-    def profiled(self, part: Part) -> _Profile:
+    def profiled(self, part: Part) -> Profile:
         rule = self.rule(Plan((part,), 0.0))
         (subnetwork,) = rule.subnetworks
         x = self.boundaries[part.units.start]
@@ -234,10 +235,10 @@ class _Fitting:
         if self.order == "subnetwork":  # it runs alone, and the maps before and behind it wait for it
             waiting = [taken * (self.T - t) + output * t for t in range(self.T + 1)]
             steps = [peaks[min(t, 1)] + waiting[t] for t in range(self.T)]
-            return _Profile(auxiliary, units, max(*steps, finish + waiting[-1]), stays=left, left=left)
+            return Profile(auxiliary, units, max(*steps, finish + waiting[-1]), stays=left, left=left)
         later = peaks[1] + taken - between_steps if self.T > 1 else 0
         at_end = output if is_last else 0
-        return _Profile(auxiliary, units, peaks[0] + taken, later, finish, between_steps, left, at_end)
+        return Profile(auxiliary, units, peaks[0] + taken, later, finish, between_steps, left, at_end)
 
     def make_boundaries(self) -> list[Kept]:
         """What a subnetwork that starts at each unit is given, in the form it is kept in."""
@@ -247,6 +248,7 @@ class _Fitting:
                 x = unit(x)
                 reset_states(unit)
                 boundaries.append(keep(x) if self.network.memory == "lean" else x)
+        torch.clear_autocast_cache()  # its weights in low precision would be missing from what is measured next
         return boundaries
 
     def rule(self, plan: Plan) -> Rule:
@@ -276,6 +278,7 @@ class _SearchBytes(Search):
         super().__init__(network.units, network.shapes, network.memory, variant)
         self.per_element, self.per_parameter = per_element, per_parameter
         self._bytes: dict[tuple, float] = {}
+        self._levels: dict[int, list[list[list[Layer]]]] = {}
 
     def cost(self, index: int, in_shape: Shape) -> float:
         key = (self._kinds[index], self.shapes[index], in_shape)
@@ -287,16 +290,15 @@ class _SearchBytes(Search):
             self._bytes[key] = activations + parameters * self.per_parameter
         return self._bytes[key]
 
-    @functools.cache  # noqa: B019 - dies with the search, which is short
     def by_depth(self, last: int) -> list[list[list[Layer]]]:
         """The auxiliary networks behind unit `last` by number of layers, cheapest first, one of each cost."""
-        if self.variant.max_depth == 0:
-            return [[[]]]
-        levels, choices = [], {last: {0.0: ()}}
-        while len(levels) != self.variant.max_depth and (choices := self._one_deeper(choices, float("inf"))):
-            one_of_each = {total: path for ending in choices.values() for total, path in ending.items()}
-            levels.append([self.layers(last, path) for _, path in sorted(one_of_each.items())])
-        return levels
+        if last not in self._levels:
+            levels, choices = [], {last: {0.0: ()}}
+            while len(levels) != self.variant.max_depth and (choices := self._one_deeper(choices, float("inf"))):
+                one_of_each = {total: path for ending in choices.values() for total, path in ending.items()}
+                levels.append([self.layers(last, path) for _, path in sorted(one_of_each.items())])
+            self._levels[last] = levels or [[[]]]  # a variant may allow the classifier alone
+        return self._levels[last]
 
     def layers(self, last: int, path: Iterable[int]) -> list[Layer]:
         """Units by number as layers behind unit `last`."""
@@ -305,59 +307,6 @@ class _SearchBytes(Search):
             layers.append(fitted(self.units[index], index, self.shapes[index], shape))
             shape = self.shapes[index]
         return layers
-
-
-@dataclass(frozen=True)
-class _Profile:
-    """Bytes that a subnetwork takes beside what a network holds anyway.
-
-    Attributes:
-        auxiliary: held throughout by its auxiliary network: parameters, buffers, optimizer state.
-        units: what its units alone need, so that no longer run needs less.
-        first: the most while its first time step runs, or all of them if it runs them one after the other.
-        later: the most while a later time step runs, beyond what it holds between time steps.
-        finish: the most while its optimizer steps.
-        stays: held while the others run: its states and gradients, or what is left.
-        left: held after its optimizer has stepped: its loss.
-        at_end: output of the network, held while optimizers step.
-    """
-
-    auxiliary: int
-    units: int
-    first: int = 0
-    later: int = 0
-    finish: int = 0
-    stays: int = 0
-    left: int = 0
-    at_end: int = 0
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A training step of subnetworks one after the other, bytes as in `_Profile`."""
-
-    auxiliary: int = 0
-    first: int = 0
-    later: int = 0
-    finish: int = 0
-    stays: int = 0
-    left: int = 0
-
-    def then(self, part: _Profile) -> _Step:
-        """The step with one more subnetwork behind those there are."""
-        return _Step(
-            auxiliary=self.auxiliary + part.auxiliary,
-            first=max(self.first, self.stays + part.first),
-            later=max(self.later, part.later),
-            finish=max(self.finish + part.stays, self.left + part.finish) + part.at_end,
-            stays=self.stays + part.stays,
-            left=self.left + part.left,
-        )
-
-    @property
-    def peak(self) -> int:
-        """The most at any moment; more subnetworks never make it less."""
-        return self.auxiliary + max(self.first, self.stays + self.later, self.finish)
 
 
 def last_true(items: Sequence[Any], test: Callable[[Any], bool]) -> int:

@@ -11,22 +11,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
+from torch.nn.modules.utils import _pair
 
-from .spikes import keep, restore
+from .spikes import pack_saved, unpack_saved
 
 
 class _SpikeConv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-        ctx.kept, ctx.shape, ctx.settings = keep(x), x.shape, (stride, padding)
+    def forward(ctx, x: Tensor, weight: Tensor, *settings) -> Tensor:
+        ctx.kept, ctx.shape, ctx.settings = pack_saved(x), x.shape, settings
         ctx.channels_last = torch.channels_last in (suggest_memory_format(x), suggest_memory_format(weight))
         ctx.save_for_backward(weight)
-        return torch.ops.aten.convolution(x, weight, None, stride, padding, [1, 1], False, [0, 0], 1)
+        return torch.ops.aten.convolution(x, weight, None, *settings)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
-        stride, padding = ctx.settings
         if ctx.kept is None:
             raise RuntimeError(
                 "lean memory frees a layer's input as it goes back: the same graph cannot be used twice."
@@ -34,59 +34,67 @@ class _SpikeConv(torch.autograd.Function):
         kept, ctx.kept = ctx.kept, None
 
         def gradient(x: Tensor, weight: Tensor, wanted: list[bool]) -> tuple[Tensor | None, ...]:
-            return torch.ops.aten.convolution_backward(
-                grad, x, weight, None, stride, padding, [1, 1], False, [0, 0], 1, wanted
-            )
+            return torch.ops.aten.convolution_backward(grad, x, weight, None, *ctx.settings, wanted)
 
         grad_x = grad_weight = None
         if ctx.needs_input_grad[1]:
-            grad_weight = gradient(restore(kept), weight, [False, True, False])[1]
+            grad_weight = gradient(unpack_saved(kept), weight, [False, True, False])[1]
+        del kept  # where the input was kept whole, it makes room for its gradient
         if ctx.needs_input_grad[0]:
             # Only the shape of the input is read: one element stands in for all. The layout is then the weight's to
             # say.
-            layout = torch.channels_last if ctx.channels_last else torch.contiguous_format
             stand_in = grad.new_empty(1).expand(ctx.shape)
-            grad_x = gradient(stand_in, weight.contiguous(memory_format=layout), [True, False, False])[0]
-        return grad_x, grad_weight, None, None
+            weight = _channels_last(weight) if ctx.channels_last else weight.contiguous()
+            grad_x = gradient(stand_in, weight, [True, False, False])[0]
+        return grad_x, grad_weight, *(None for _ in ctx.settings)
+
+
+def _channels_last(weight: Tensor) -> Tensor:
+    """The weight in that order, and with strides that say so for a kernel of 1 × 1 too, which has any order."""
+    _, channels, height, width = weight.shape
+    strides = (channels * height * width, 1, channels * width, channels)
+    return weight.contiguous(memory_format=torch.channels_last).as_strided(weight.shape, strides)
 
 
 class _SpikePool(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, *settings) -> Tensor:
-        ctx.shape, ctx.settings = x.shape, settings
+        ctx.shape, ctx.settings, ctx.layout = x.shape, settings, suggest_memory_format(x)
         return torch.ops.aten.avg_pool2d(x, *settings)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         stand_in = grad.new_empty(1).expand(ctx.shape)
-        grad_x = torch.ops.aten.avg_pool2d_backward(grad, stand_in, *ctx.settings)
+        grad_x = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout)
+        torch.ops.aten.avg_pool2d_backward.grad_input(grad, stand_in, *ctx.settings, grad_input=grad_x)
         return grad_x, *(None for _ in ctx.settings)
 
 
 class SpikeConv2d(nn.Conv2d):
-    """`nn.Conv2d` without bias; with memory "lean" its input is kept as bits where it has them."""
+    """`nn.Conv2d`; with memory "lean" its input is kept as bits where it has them, and freed before the gradient of the
+    input is made (not with a bias, or padding other than zeros: those take PyTorch's own way back)."""
 
     memory_form: str | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.memory_form != "lean" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        ordinary = self.bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        if not (self.memory_form == "lean" and ordinary and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return super().forward(x)
         weight = self.weight
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
-        return _SpikeConv.apply(x, weight, list(self.stride), list(self.padding))
+        stride, padding, dilation = (list(pair) for pair in (self.stride, self.padding, self.dilation))
+        return _SpikeConv.apply(x, weight, stride, padding, dilation, False, [0, 0], self.groups)
 
 
 class SpikeAvgPool2d(nn.AvgPool2d):
-    """`nn.AvgPool2d` over squares; with memory "lean" its input is not kept at all."""
+    """`nn.AvgPool2d`; with memory "lean" its input is not kept at all."""
 
     memory_form: str | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.memory_form != "lean" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(x)
-        k, s, p = self.kernel_size, self.stride, self.padding
-        return _SpikePool.apply(
-            x, [k, k], [s, s], [p, p], self.ceil_mode, self.count_include_pad, self.divisor_override
-        )
+        sizes = (list(_pair(size)) for size in (self.kernel_size, self.stride, self.padding))
+        return _SpikePool.apply(x, *sizes, self.ceil_mode, self.count_include_pad, self.divisor_override)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels.layout import is_dense
 from ..neurons import Neuron
@@ -66,7 +67,7 @@ def predict(
     x is T different frames of it, [T, B, ...], otherwise the one batch shown T times. A budget in bytes is kept under
     `autocast` too: the rule is made under it.
     """
-    with FakeTensorMode(), _autocast("cpu", autocast):
+    with _autocast("cpu", autocast), faking():
         x = fake_like(sample) if isinstance(sample, Tensor) else torch.empty(sample, dtype=dtype_of(model))
         y = torch.empty(len(x), dtype=torch.int64)
         trained = rule(fake_copy(model), optimizer, x, **options)
@@ -137,6 +138,26 @@ class _Observed:
         number = tracker.place.subnetwork
         if number is not None:
             self.peaks[number] = max(self.peaks[number], tracker.current)
+
+
+@contextlib.contextmanager
+def faking() -> Iterator[None]:
+    """Inside, tensors are fake, under the autocast in force."""
+    mixed = _MixedBatchNorm() if torch.is_autocast_enabled("cpu") else contextlib.nullcontext()
+    with FakeTensorMode(), mixed:
+        yield
+
+
+class _MixedBatchNorm(TorchDispatchMode):
+    """Batch norm of low-precision maps with float32 weights keeps its statistics in float32; PyTorch's fake one does
+    not."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.native_batch_norm.default and args[1] is not None:
+            output, *statistics = result
+            return output, *(t.to(args[1].dtype) for t in statistics)
+        return result
 
 
 def fake_copy(model: nn.Module) -> nn.Module:

@@ -82,16 +82,42 @@ def saving(memory: str) -> contextlib.AbstractContextManager:
     """A context that decides what autograd saves: with "lean" memory spikes in their small form, whatever layer
     consumes them."""
     if memory == "lean":
-        return torch.autograd.graph.saved_tensors_hooks(keep, restore)
+        return torch.autograd.graph.saved_tensors_hooks(pack_saved, unpack_saved)
     if is_tracking():
-        return torch.autograd.graph.saved_tensors_hooks(_noted, _same)
+        return torch.autograd.graph.saved_tensors_hooks(_noted, unpack_saved)
     return contextlib.nullcontext()
 
 
-def _noted(t: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class _AsItIs:
+    """A tensor that autograd saves whole. Hooks switch off autograd's own check that it was not changed since."""
+
+    tensor: Tensor
+    version: int
+
+    def restore(self) -> Tensor:
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(self.tensor.shape)} that backward needs was changed in place after it was "
+                'saved: change a copy of it, or train with memory="paper".'
+            )
+        return self.tensor
+
+
+Saved = Bits | Counts | _AsItIs
+
+
+def pack_saved(t: Tensor) -> Saved:
+    """What is saved of a tensor for backward: its small form, or the tensor itself and which version of it."""
+    kept = keep(t)
+    return _AsItIs(t, t._version) if kept is t else kept
+
+
+def unpack_saved(saved: Saved) -> Tensor:
+    """The tensor that was saved; raises if it was saved whole and has changed since."""
+    return saved.restore()
+
+
+def _noted(t: Tensor) -> Saved:
     note_saved(t)
-    return t
-
-
-def _same(t: Tensor) -> Tensor:
-    return t
+    return _AsItIs(t, t._version)

@@ -173,14 +173,15 @@ def is_tracking() -> bool:
 
 @contextlib.contextmanager
 def units_marked(units: Iterable[nn.Module], label: Callable[[nn.Module], str]) -> Iterator[None]:
-    """While the context lasts, forward and backward of each unit mark its name in the trace."""
+    """While the context lasts, forward and backward of each unit mark its name in the trace, and backward the time step
+    it belongs to."""
 
-    def backward_begins(name: str) -> Callable:
-        return lambda *_: mark(unit=name)  # holds the name only: a tensor here would change what is measured
+    def backward_begins(name: str, step: int | None) -> Callable:
+        return lambda *_: mark(unit=name, step=step)  # holds no tensor, which would change what is measured
 
     def forward_ends(unit: nn.Module, _, output: Tensor) -> None:
-        if output.grad_fn is not None:
-            output.grad_fn.register_prehook(backward_begins(label(unit)))
+        if output.grad_fn is not None and _active:
+            output.grad_fn.register_prehook(backward_begins(label(unit), _active[-1].place.step))
 
     handles = []
     for unit in units:

@@ -1,3 +1,21 @@
-"""Small training runs, as in tests/rules: one thread is quicker."""
+"""What makes many small training runs quick, for all tests of memory."""
 
-from ..rules.conftest import _one_thread  # noqa: F401
+import pytest
+import torch
+
+from ..paper import footprints_remembered
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _measure_each_layer_once():
+    with footprints_remembered():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _one_thread():
+    """The networks are so small that a second thread only waits, and for long where the machine is shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

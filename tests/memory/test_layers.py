@@ -1,0 +1,220 @@
+"""Layers that keep little: PyTorch's own numbers, to the last bit, from bits."""
+
+import copy
+import itertools
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from stdl_engine import FusedLIF
+from stdl_engine.memory.layers import SpikeAvgPool2d, SpikeConv2d
+from stdl_engine.memory.tracker import Tracker
+
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def spikes_of(shape, layout="contiguous", dtype=torch.float32, needs_grad=True):
+    """Spikes with their bits, and the membrane current they came from."""
+    current = (2 * torch.randn(shape)).to(dtype).contiguous(memory_format=LAYOUTS[layout]).requires_grad_(needs_grad)
+    neuron = FusedLIF(online=True)
+    neuron.memory_form = "lean"
+    return neuron(current), current
+
+
+def lean(layer):
+    layer.memory_form = "lean"
+    return layer
+
+
+def plain(layer):
+    """PyTorch's layer with the same weights."""
+    kind = nn.Conv2d if isinstance(layer, nn.Conv2d) else nn.AvgPool2d
+    other = copy.deepcopy(layer)
+    other.__class__ = kind
+    return other
+
+
+def compare(layer, shape, layout="contiguous", dtype=torch.float32, needs_grad=True):
+    """Output, gradient of the input and of the weights, of the lean layer on spikes and PyTorch's on their copy."""
+    spikes, current = spikes_of(shape, layout, dtype, needs_grad)
+    dense = spikes.detach().clone().requires_grad_(needs_grad)
+    reference = plain(layer)
+    expected = reference(dense)
+    found = lean(layer)(spikes)
+    assert torch.equal(found, expected)
+    assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
+    upstream = torch.randn(found.shape).to(found.dtype).contiguous(memory_format=LAYOUTS[layout])
+    seen = []
+    if needs_grad:
+        spikes.register_hook(seen.append)
+        dense_gradient = torch.autograd.grad(expected, dense, upstream, retain_graph=True)[0]
+    found.backward(upstream)
+    expected.backward(upstream)
+    for mine, theirs in zip(layer.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)
+        assert mine.grad.any()
+    if needs_grad:
+        assert torch.equal(seen[0], dense_gradient)
+        assert seen[0].stride() == dense_gradient.stride()
+        assert current.grad is not None
+
+
+class TestConv:
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize(("kernel", "stride", "padding"), [*itertools.product((1, 3), (1, 2), (0, 1))])
+    def test_like_pytorch(self, kernel, stride, padding, layout):
+        layer = SpikeConv2d(8, 16, kernel, stride, padding, bias=False).to(memory_format=LAYOUTS[layout])
+        compare(layer, (4, 8, 9, 9), layout)
+
+    @pytest.mark.parametrize("mixed", [False, True], ids=["weight contiguous", "weight channels_last"])
+    def test_layouts_of_input_and_weight_may_differ(self, mixed):
+        layer = SpikeConv2d(8, 16, 3, padding=1, bias=False)
+        layout = "contiguous" if mixed else "channels_last"
+        compare(layer.to(memory_format=torch.channels_last) if mixed else layer, (4, 8, 8, 8), layout)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_first_layer_has_no_gradient_of_its_input(self, layout):
+        compare(SpikeConv2d(8, 16, 3, padding=1, bias=False), (4, 8, 8, 8), layout, needs_grad=False)
+
+    def test_input_that_is_no_spikes(self):
+        layer = SpikeConv2d(3, 8, 3, padding=1, bias=False)
+        reference = plain(layer)
+        x, upstream = torch.randn(4, 3, 8, 8), torch.randn(4, 8, 8, 8)
+        lean(layer)(x).backward(upstream)
+        reference(x).backward(upstream)
+        assert torch.equal(layer.weight.grad, reference.weight.grad)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_autocast(self, dtype, layout):
+        with torch.autocast("cpu", dtype):
+            compare(SpikeConv2d(8, 16, 3, 2, 1, bias=False), (4, 8, 8, 8), layout, dtype)
+
+    def test_autocast_of_a_float32_image(self):
+        layer = SpikeConv2d(3, 8, 3, padding=1, bias=False)
+        reference = plain(layer)
+        x, upstream = torch.randn(4, 3, 8, 8), torch.randn(4, 8, 8, 8).bfloat16()
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = lean(layer)(x), reference(x)
+        assert torch.equal(found, expected)
+        found.backward(upstream)
+        expected.backward(upstream)
+        assert layer.weight.grad.dtype == torch.float32
+        assert torch.equal(layer.weight.grad, reference.weight.grad)
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"dilation": 2}, {"groups": 4}, {"bias": True}, {"padding": "same"}, {"padding_mode": "reflect"}],
+        ids=str,
+    )
+    def test_every_option_of_pytorch(self, options):
+        compare(SpikeConv2d(8, 16, 3, **{"padding": 1, "bias": False, **options}), (4, 8, 8, 8))
+
+    def test_frozen_weight_still_gives_the_gradient_of_the_input(self):
+        layer = lean(SpikeConv2d(8, 16, 3, padding=1, bias=False).requires_grad_(False))
+        spikes, current = spikes_of((4, 8, 8, 8))
+        dense = spikes.detach().clone().requires_grad_()
+        upstream = torch.randn(4, 16, 8, 8)
+        spikes.retain_grad()
+        layer(spikes).backward(upstream)
+        plain(layer)(dense).backward(upstream)
+        assert torch.equal(spikes.grad, dense.grad)
+        assert layer.weight.grad is None
+        assert current.grad is not None
+
+    def test_changed_spikes_are_not_taken_for_their_bits(self):
+        layer = SpikeConv2d(8, 16, 3, padding=1, bias=False)
+        reference, upstream = plain(layer), torch.randn(4, 16, 8, 8)
+        spikes, _ = spikes_of((4, 8, 8, 8), needs_grad=False)
+        spikes.mul_(0.5)
+        lean(layer)(spikes).backward(upstream)
+        reference(spikes).backward(upstream)
+        assert torch.equal(layer.weight.grad, reference.weight.grad)
+
+    def test_input_kept_whole_and_changed_later_is_an_error(self):
+        layer, x = lean(SpikeConv2d(3, 8, 3, bias=False)), torch.randn(2, 3, 8, 8)
+        y = layer(x)
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="changed in place after it was saved"):
+            y.sum().backward()
+
+    def test_dense_spikes_die_once_the_layer_has_run(self):
+        layer = lean(SpikeConv2d(8, 16, 3, padding=1, bias=False))
+        spikes, _ = spikes_of((4, 8, 8, 8))
+        alive = weakref.ref(spikes.untyped_storage())
+        y = layer(spikes)
+        del spikes
+        assert alive() is None
+        y.backward(torch.randn_like(y))
+        assert layer.weight.grad.any()
+
+    def test_unpacked_spikes_and_gradient_of_the_input_are_never_there_together(self):
+        layer = lean(SpikeConv2d(8, 8, 3, padding=1, bias=False))
+        spikes, current = spikes_of((4, 8, 16, 16))
+        map_bytes = spikes.nbytes
+        y = layer(spikes)
+        del spikes
+        upstream = torch.randn_like(y)
+        tracker = Tracker()
+        tracker.follow([upstream, y, layer.weight])
+        start = tracker.current
+        with tracker:
+            y.backward(upstream)
+        # Unpacked spikes; then the gradient of the spikes and that of the current.
+        assert tracker.peak - start <= 2 * map_bytes + layer.weight.nbytes
+        assert current.grad.nbytes == map_bytes
+
+    def test_second_backward_is_a_clear_error(self):
+        layer = lean(SpikeConv2d(8, 16, 3, bias=False))
+        y = layer(spikes_of((4, 8, 8, 8), needs_grad=False)[0])
+        y.backward(torch.randn_like(y), retain_graph=True)
+        with pytest.raises(RuntimeError, match="the same graph cannot be used twice"):
+            y.backward(torch.randn_like(y))
+
+    @pytest.mark.parametrize("memory", [None, "paper"])
+    def test_other_memory_is_pytorch_itself(self, memory):
+        layer = SpikeConv2d(8, 16, 3, bias=False)
+        layer.memory_form = memory
+        spikes, _ = spikes_of((4, 8, 8, 8))
+        assert type(layer(spikes).grad_fn).__name__ == "ConvolutionBackward0"
+
+    def test_without_gradients(self):
+        layer = lean(SpikeConv2d(8, 16, 3, bias=False))
+        x = torch.randn(2, 8, 8, 8)
+        with torch.no_grad():
+            assert torch.equal(layer(x), plain(layer)(x))
+
+
+POOLS = [(2,), (3, 2, 1), (4, 4), ((2, 1), (2, 1)), (3, 2, 1, True), (3, 2, 1, False, False), (2, 2, 0, False, True, 3)]
+
+
+class TestPool:
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("settings", POOLS, ids=str)
+    def test_like_pytorch(self, settings, layout):
+        compare(SpikeAvgPool2d(*settings), (4, 8, 8, 8), layout)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_autocast(self, layout):
+        with torch.autocast("cpu", torch.bfloat16):
+            compare(SpikeAvgPool2d(2), (4, 8, 8, 8), layout, torch.bfloat16)
+
+    def test_keeps_nothing(self):
+        layer, x = lean(SpikeAvgPool2d(2)), torch.randn(4, 8, 8, 8, requires_grad=True)
+        doubled = x * 2
+        alive = weakref.ref(doubled.untyped_storage())
+        with Tracker() as tracker:
+            y = layer(doubled)
+            del doubled
+            assert tracker.current == y.nbytes
+        assert alive() is None
+        y.backward(torch.ones_like(y))
+        assert torch.equal(x.grad, torch.full_like(x, 0.5))
+
+    @pytest.mark.parametrize("memory", [None, "paper"])
+    def test_other_memory_is_pytorch_itself(self, memory):
+        layer = SpikeAvgPool2d(2)
+        layer.memory_form = memory
+        assert type(layer(torch.randn(1, 2, 4, 4, requires_grad=True)).grad_fn).__name__ == "AvgPool2DBackward0"
