@@ -28,19 +28,25 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: the median over the rounds, its spread, and what it should reach (at least), if anything."""
+    """One figure: the median over the rounds, its spread, and what it should reach, if anything."""
 
     benchmark: str
     case: str
     unit: str
     spread: Spread
     rounds: int
-    target: float | None = None
+    target: str = ""
+    """Such as ">= 0.7" or "<= 3"; nothing where there is none."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the median is on the right side of the target."""
+        bound = float(self.target[2:])
+        return self.spread.p50 >= bound if self.target.startswith(">=") else self.spread.p50 <= bound
 
     def as_dict(self, environment: dict[str, str]) -> dict[str, str]:
         p20, p50, p80 = (f"{value:.6g}" for value in (self.spread.p20, self.spread.p50, self.spread.p80))
-        target = "" if self.target is None else f"{self.target:g}"
-        figures = {"value": p50, "unit": self.unit, "target": target, "p20": p20, "p50": p50, "p80": p80}
+        figures = {"value": p50, "unit": self.unit, "target": self.target, "p20": p20, "p50": p50, "p80": p80}
         return {"benchmark": self.benchmark, "case": self.case, **figures, "rounds": str(self.rounds), **environment}
 
 
@@ -91,10 +97,9 @@ def table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def _verdict(row: Row) -> str:
-    if row.target is None:
+    if not row.target:
         return ""
-    reached = row.spread.p50 >= row.target
-    return f"[green]>= {row.target:g} yes[/]" if reached else f"[red]>= {row.target:g} no[/]"
+    return f"[green]{row.target} yes[/]" if row.reached else f"[red]{row.target} no[/]"
 
 
 @functools.cache

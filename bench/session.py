@@ -27,9 +27,18 @@ class Session:
         self.progress.remove_task(task)
         return times
 
-    def record(self, case: str, unit: str, samples: Sequence[float] | float, target: float | None = None) -> None:
-        """Keep a figure: one value a round, or a single value."""
+    def record(
+        self,
+        case: str,
+        unit: str,
+        samples: Sequence[float] | float,
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+    ) -> None:
+        """Keep a figure: one value a round, or a single value; and the bound its median should keep."""
         samples = [samples] if isinstance(samples, int | float) else list(samples)
+        target = f">= {at_least:g}" if at_least is not None else f"<= {at_most:g}" if at_most is not None else ""
         self.rows.append(Row(self.benchmark, case, unit, spread(samples), len(samples), target))
 
     def show(self, what: str) -> None:

@@ -39,7 +39,7 @@ def overhead(session: Session, x: torch.Tensor, y: torch.Tensor) -> None:
         times = session.time(f"overhead of {name}", cases)
         session.record(f"{name}, by hand", "ms", [t * 1e3 for t in times["by hand"]])
         extra = [100 * (ratio - 1) for ratio in ratios(times["engine"], times["by hand"])]
-        session.record(f"{name}, engine's overhead", "%", extra, target=3)
+        session.record(f"{name}, engine's overhead", "%", extra, at_most=3)
 
 
 def lean_against_paper(session: Session, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -50,7 +50,7 @@ def lean_against_paper(session: Session, x: torch.Tensor, y: torch.Tensor) -> No
         times = session.time(f"{name}, lean against paper", cases)
         session.record(f"{name}, paper", "ms", [t * 1e3 for t in times["paper"]])
         session.record(f"{name}, lean", "ms", [t * 1e3 for t in times["lean"]])
-        session.record(f"{name}, lean / paper", "ratio", ratios(times["lean"], times["paper"]), target=1.1)
+        session.record(f"{name}, lean / paper", "ratio", ratios(times["lean"], times["paper"]), at_most=1.1)
 
 
 def build(name: str, x: torch.Tensor, **options) -> Rule:
