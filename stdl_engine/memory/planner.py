@@ -23,7 +23,7 @@ from ..neurons import Neuron
 from .tracker import Place, Tracker, identity
 
 if TYPE_CHECKING:
-    from ..rules import Rule
+    from ..rules import Rule, StepResult
 
 PARTS = ("parameters", "optimizer", "gradients", "states", "saved", "transient")
 """What a peak is made of; "saved" is what autograd holds for backward, "transient" all that has no other name."""
@@ -70,7 +70,7 @@ def predict(
     with _autocast("cpu", autocast), faking():
         x = fake_like(sample) if isinstance(sample, Tensor) else torch.empty(sample, dtype=dtype_of(model))
         y = torch.empty(len(x), dtype=torch.int64)
-        trained = rule(fake_copy(model), optimizer, x, **options)
+        trained = rule(fake_copy(model), optimizer, x, sequence=sequence, **options)
         if sequence:
             x = torch.empty(T, *x.shape, dtype=x.dtype)
         return measure(trained, x, y, T)
@@ -83,11 +83,16 @@ def measure(rule: Rule, x: Tensor, y: Tensor, T: int, *, autocast: torch.dtype |
     """
     with _autocast(x.device.type, autocast):
         rule.step(x[:1] if x.ndim > 1 + len(rule.network.in_shape) else x, y, 1)
-        observed = _Observed(rule, x, y)
-        with observed.tracker:
-            rule.step(x, y, T)
+        return observed_step(rule, x, y, T)[1]
+
+
+def observed_step(rule: Rule, x: Tensor, y: Tensor, T: int) -> tuple[StepResult, Prediction]:
+    """`rule.step(x, y, T)`, and the peak memory of it."""
+    observed = _Observed(rule, x, y)
+    with observed.tracker:
+        result = rule.step(x, y, T)
     tracker = observed.tracker
-    return Prediction(
+    return result, Prediction(
         rule=type(rule).__name__,
         memory=rule.memory,
         batch_size=len(y),

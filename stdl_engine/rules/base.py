@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..inference import mean_logits
 from ..memory.spikes import Kept, keep, restore, saving
 from ..memory.tracker import mark
 from ..neurons import Neuron, reset_states
@@ -21,6 +24,8 @@ from .batch import check_batch, split_frames
 
 MEMORY = ("lean", "paper")
 ORDERS = ("subnetwork", "time")
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What autocast computes in, if there is any."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Rule:
             results to the last bit.
         order: "subnetwork" or "time" runs subnetworks in the inner or the outer loop; the default is "subnetwork" for
             lean, "time" for paper.
+        precision: "fp32"; or "bf16" or "fp16" for autocast, the latter with a gradient scaler for each subnetwork.
+        sequence: whether batches will be T different frames, [T, B, ...]; a budget in bytes counts them.
         plan, network: how the network is cut and what it looks like, where they are known already.
 
     A subclass says how the network is cut (`make_plan`) and may say how a subnetwork learns from one time step
@@ -69,15 +76,20 @@ class Rule:
         schedule: Callable[[Optimizer], LRScheduler] | None = None,
         memory: str = "lean",
         order: str | None = None,
+        precision: str = "fp32",
+        sequence: bool = False,
         plan: Plan | None = None,
         network: Network | None = None,
     ) -> None:
         if memory not in MEMORY:
             raise ValueError(f"unknown memory {memory!r}: pass one of {', '.join(MEMORY)}.")
-        self.model, self.memory = model, memory
+        self.model, self.memory, self.sequence = model, memory, sequence
         self.order = order or ("subnetwork" if memory == "lean" else "time")
         if self.order not in ORDERS:
             raise ValueError(f"unknown order {order!r}: pass one of {', '.join(ORDERS)}.")
+        if precision not in PRECISIONS:
+            raise ValueError(f"unknown precision {precision!r}: pass one of {', '.join(PRECISIONS)}.")
+        self.precision, self.device = precision, sample.device
         self.network = network or Network(model, tuple(sample.shape[1:]), memory)
         self.make_optimizer, self.batch_size = optimizer, len(sample)
         self.plan = plan or self.make_plan()
@@ -89,6 +101,8 @@ class Rule:
                 module.memory_form = memory
         self.optimizers = [optimizer([p for p in part.parameters() if p.requires_grad]) for part in self.subnetworks]
         self.schedulers = [schedule(o) for o in self.optimizers] if schedule else []
+        scaled = precision == "fp16"
+        self.scalers = [GradScaler(self.device.type) for _ in self.optimizers] if scaled else []
 
     def make_plan(self) -> Plan:
         """How the network is cut; the default is not at all."""
@@ -111,19 +125,31 @@ class Rule:
         check_batch(frames[0], y, self.network.head.num_classes, self.modules())
         self._start(y, T)
         run = time_major if self.order == "time" else subnetwork_major
-        run(self.subnetworks, frames, self.learn, self.finish)
+        with self.autocast():
+            run(self.subnetworks, frames, self.learn, self.finish)
         losses = [self._losses[part] for part in self.subnetworks]
         result = StepResult(losses[-1], losses, self._logits / T)
         del self._losses, self._logits, self._labels
         return result
 
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """The context that computes in this rule's precision."""
+        dtype = PRECISIONS[self.precision]
+        return contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
+
     def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
         """One time step of one subnetwork: forward, loss, and the gradient of this step added to the others."""
         mark(step=t, subnetwork=self.subnetworks.index(subnetwork))
         output, loss = self.forward(subnetwork, x)
-        mark(phase="backward")
-        loss.backward()
+        self.backward(subnetwork, loss)
         return output
+
+    def backward(self, subnetwork: Subnetwork, loss: Tensor) -> None:
+        """Add the gradient of a loss to a subnetwork's parameters, scaled if its precision asks for it."""
+        mark(phase="backward")
+        if self.scalers:
+            loss = self.scalers[self.subnetworks.index(subnetwork)].scale(loss)
+        loss.backward()
 
     def forward(self, subnetwork: Subnetwork, x: Kept) -> tuple[Kept, Tensor]:
         """Output of a subnetwork, cut from the graph and in its small form if lean, and its loss of this time step."""
@@ -146,32 +172,27 @@ class Rule:
     def finish(self, subnetwork: Subnetwork) -> None:
         """After all time steps of a subnetwork: its optimizer steps, its gradients and states are freed."""
         reset_states(subnetwork)
-        mark(subnetwork=self.subnetworks.index(subnetwork), unit=None, phase="optimizer")
-        optimizer = self.optimizers[self.subnetworks.index(subnetwork)]
-        optimizer.step()
+        index = self.subnetworks.index(subnetwork)
+        mark(subnetwork=index, unit=None, phase="optimizer")
+        optimizer = self.optimizers[index]
+        if self.scalers:
+            self.scalers[index].step(optimizer)  # not if a gradient has overflowed
+            self.scalers[index].update()
+        else:
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         torch.clear_autocast_cache()  # in an autocast context that goes on, the old weights in low precision would too
 
-    @torch.no_grad()
     def predict(self, x: Tensor, T: int) -> Tensor:
         """Logits of the plain network in evaluation mode, the mean over T time steps; auxiliary networks take no
         part.
         """
         frames = split_frames(x, T, self.network.in_shape)
-        was_training = self.model.training
-        self.model.eval()
-        reset_states(self.model)
-        try:
-            total = 0
-            for frame in frames:
-                total = total + self.model(frame)
-        finally:
-            reset_states(self.model)
-            self.model.train(was_training)
-        return total / T
+        with self.autocast():
+            return mean_logits(self.model, frames)
 
     def advance_schedule(self) -> None:
-        """Step the learning-rate schedule of every subnetwork, once an epoch."""
+        """Step the learning-rate schedule of every subnetwork, once an epoch or once a batch as it was made for."""
         for scheduler in self.schedulers:
             scheduler.step()
 
@@ -183,6 +204,7 @@ class Rule:
             "auxiliary": [part.classifier.state_dict() for part in self.subnetworks if not part.is_last],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "scalers": [scaler.state_dict() for scaler in self.scalers],
             "plan": str(self.plan),
         }
 
@@ -190,13 +212,16 @@ class Rule:
         """Restore what `state_dict` gave; the rule, the model and the partition must be the same, else nothing
         changes.
         """
-        if missing := [name for name in ("rule", "plan", "model", "auxiliary", "optimizers") if name not in state]:
+        parts = ("rule", "plan", "model", "auxiliary", "optimizers", "schedulers", "scalers")
+        if missing := [name for name in parts if name not in state]:
             raise ValueError(f"this is no checkpoint of a rule: it lacks {', '.join(missing)}.")
         if state["rule"] != type(self).__name__:
             raise ValueError(
                 f"the checkpoint was made by {state['rule']}, this is {type(self).__name__}: build the same rule."
             )
         auxiliary = [part.classifier for part in self.subnetworks if not part.is_last]
+        if len(state["scalers"]) != len(self.scalers):
+            raise ValueError("the checkpoint was made in another precision: build the rule with the same one.")
         found = [len(state[name]) for name in ("auxiliary", "optimizers", "schedulers")]
         here = [len(auxiliary), len(self.optimizers), len(self.schedulers)]
         if found != here:
@@ -219,6 +244,7 @@ class Rule:
             ("auxiliary", auxiliary),
             ("optimizers", self.optimizers),
             ("schedulers", self.schedulers),
+            ("scalers", self.scalers),
         ):
             for owner, values in zip(owners, state[kind], strict=True):
                 owner.load_state_dict(values)

@@ -20,7 +20,6 @@ class BPTT(Rule):
         return output
 
     def finish(self, subnetwork: Subnetwork) -> None:
-        mark(phase="backward")
-        self._total.backward()
+        self.backward(subnetwork, self._total)
         del self._total
         super().finish(subnetwork)

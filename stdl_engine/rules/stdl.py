@@ -55,7 +55,7 @@ class STDL(Rule):
         if self.budget.size is not None:
             return plan_within_bytes(
                 self.network, self.budget.size, self.make_optimizer, self.batch_size, self.steps, self.variant,
-                order=self.order, layerwise=self.layerwise,
+                order=self.order, layerwise=self.layerwise, sequence=self.sequence,
             )  # fmt: skip
         return plan_within(self.network, self.budget.fraction * self.network.total, self.variant, self.layerwise)
 
