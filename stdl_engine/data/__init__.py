@@ -1,0 +1,62 @@
+"""The datasets, by name. A new one is one function and one line in `DATASETS`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+from .arrays import npz
+from .base import BadSampleError, Dataset, FileSource, MemorySource, check_on_bad_sample
+from .embedded import digits, digits_events
+from .events import cifar10_dvs, gait_day_dvs, har_dvs, n_mnist
+from .folders import folder
+from .loader import Batches
+from .static import cifar10, cifar100, imagenet, svhn
+
+__all__ = ["DATASETS", "BadSampleError", "Batches", "Dataset", "FileSource", "MemorySource", "load_dataset"]
+
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "digits": digits,
+    "digits-events": digits_events,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "svhn": svhn,
+    "imagenet": imagenet,
+    "cifar10-dvs": cifar10_dvs,
+    "gait-day-dvs": gait_day_dvs,
+    "har-dvs": har_dvs,
+    "n-mnist": n_mnist,
+    "npz": npz,
+    "folder": folder,
+}
+
+COMMON = ("root", "steps", "on_bad_sample")
+"""Arguments of every loader; what else one takes are its options."""
+
+
+def load_dataset(
+    name: str, root: str | Path = "data", steps: int = 4, on_bad_sample: str = "stop", **options
+) -> Dataset:
+    """A dataset by name.
+
+    `root` is the folder that datasets live in; for "npz" the file itself and for "folder" the folder itself. `steps` is
+    the number of frames T that events are gathered in; images do without. `on_bad_sample` says what a file that cannot
+    be read does: "stop" with an error that names it, or "skip" it and name it in `bad_samples`. Options are the
+    dataset's own, `augment` ("paper", "light" or "none") among them.
+
+    Example:
+        >>> data = load_dataset("digits", augment="none")
+        >>> data.in_shape, len(data.train)
+        ((1, 16, 16), 1500)
+    """
+    if name not in DATASETS:
+        raise ValueError(f"unknown dataset {name!r}: choose from {', '.join(DATASETS)}.")
+    check_on_bad_sample(on_bad_sample)
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ValueError(f"steps is {steps!r}: the number of time steps must be a whole number from 1 up.")
+    known = [option for option in inspect.signature(DATASETS[name]).parameters if option not in COMMON]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{name} has no option {option!r}: its options are {', '.join(known)}.")
+    return DATASETS[name](root=Path(root).expanduser(), steps=steps, on_bad_sample=on_bad_sample, **options)
