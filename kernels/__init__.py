@@ -1,7 +1,9 @@
 """Fused neuron steps; one folder a neuron."""
 
+from .alif import alif_step, alif_step_
 from .bits import bits_of
 from .lif import lif_step, lif_step_
+from .plif import plif_step
 from .surrogate import ATan, Erf, PiecewiseExp, Rectangle, Sigmoid, SoftSign, SuperSpike, Surrogate, Triangle
 
 __all__ = [
@@ -14,7 +16,10 @@ __all__ = [
     "SuperSpike",
     "Surrogate",
     "Triangle",
+    "alif_step",
+    "alif_step_",
     "bits_of",
     "lif_step",
     "lif_step_",
+    "plif_step",
 ]

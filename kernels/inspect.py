@@ -7,7 +7,9 @@ Kernels are compiled as their launcher would for tensors of under 2 GB, aligned 
 soft reset and the triangle surrogate. The figures:
 
 bytes_read, bytes_written: global memory a neuron, counted from the loads and stores of the PTX or AMD assembly: the
-    bytes of each × threads / neurons of a program. What several threads write alike counts for all.
+    bytes of each × threads / neurons of a program. What several threads write alike counts for all. Of a kernel that
+    loops over time steps, a neuron and step: what is in the loop. Numbers that all neurons of a program share, a
+    trainable decay or the sum of its gradient, are 4 bytes in 1024 neurons and left out.
 vector_bits: the narrowest access to a full map, an operand with one element a neuron. Spike bits are none: byte-wide
     accesses that come to an eighth of a byte a neuron are theirs, any others are narrow accesses to a map.
 registers: of a thread, from the cubin (NVIDIA) or the assembly's metadata (AMD, vector registers).
@@ -35,7 +37,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 
 from . import dispatch
+from .alif import triton as alif
+from .lif import multistep_triton as multistep
 from .lif import triton as lif
+from .plif import triton as plif
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -57,9 +62,15 @@ class Kernel:
     """Pointers to the caller's dtype. Of the others `p_bits` is to bytes, the rest to float32 state."""
     constants: dict[str, Any]
     """The source's constexprs, BLOCK apart."""
+    shared: tuple[str, ...] = ()
+    """Pointers to numbers that all neurons of a program share: the decay, a sum over its neurons."""
+    in_loop: bool = False
+    """Whether it loops over time steps."""
 
 
 _BWD = {"SURROGATE": lif.surrogate("triangle"), "RESET": "soft", "HAS_GRAD_SPIKES": True}
+_PLIF = {"SCALE_BY_DECAY": False}
+_ALIF = {"SURROGATE": lif.surrogate("triangle"), "ADVANCE": True, "HAS_GRAD_SPIKES": True}
 KERNELS = {
     "lif_online_fwd": Kernel(lif, "lif_fwd", ("p_x", "p_spikes"), {"RESET": "soft", "PACK": True}),
     "lif_online_bwd": Kernel(
@@ -70,6 +81,36 @@ KERNELS = {
     "lif_bwd": Kernel(
         lif, "lif_bwd", ("p_grad_spikes", "p_grad_x"),
         _BWD | {"DETACH_RESET": False, "HAS_GRAD_M": True, "HAS_PAST": True},
+    ),
+    "lif_sequence_fwd": Kernel(
+        multistep, "lif_sequence_fwd", ("p_x", "p_spikes"), {"RESET": "soft", "PACK": True, "KEEP": True},
+        in_loop=True,
+    ),
+    "lif_sequence_bwd": Kernel(
+        multistep, "lif_sequence_bwd", ("p_grad_spikes", "p_grad_x"),
+        _BWD | {"DETACH_RESET": False, "HAS_GRAD_LAST": False, "HAS_PAST": False}, in_loop=True,
+    ),
+    "plif_online_fwd": Kernel(
+        plif, "plif_fwd", ("p_x", "p_spikes"), _PLIF | {"RESET": "soft", "PACK": True}, shared=("p_decay",)
+    ),
+    "plif_online_bwd": Kernel(
+        plif, "plif_bwd", ("p_grad_spikes", "p_grad_x"),
+        _PLIF | _BWD | {"DETACH_RESET": True, "HAS_GRAD_M": False, "HAS_PAST": False, "HAS_GRAD_W": True},
+        shared=("p_partial",),
+    ),
+    "plif_bwd": Kernel(
+        plif, "plif_bwd", ("p_grad_spikes", "p_grad_x"),
+        _PLIF | _BWD | {"DETACH_RESET": False, "HAS_GRAD_M": True, "HAS_PAST": True, "HAS_GRAD_W": True},
+        shared=("p_decay", "p_partial"),
+    ),
+    "alif_online_fwd": Kernel(alif, "alif_fwd", ("p_x", "p_spikes"), {"ADVANCE": True, "PACK": True}),
+    "alif_online_bwd": Kernel(
+        alif, "alif_bwd", ("p_grad_spikes", "p_grad_x"),
+        _ALIF | {"DETACH_RESET": True, "HAS_GRAD_M": False, "HAS_GRAD_ADAPT": False, "HAS_PAST": False},
+    ),
+    "alif_bwd": Kernel(
+        alif, "alif_bwd", ("p_grad_spikes", "p_grad_x"),
+        _ALIF | {"DETACH_RESET": False, "HAS_GRAD_M": True, "HAS_GRAD_ADAPT": True, "HAS_PAST": True},
     ),
 }  # fmt: skip
 
@@ -97,20 +138,25 @@ def compile_kernel(kernel: Kernel, dtype: str, target: GPUTarget) -> CompiledKer
         elif name == "n":
             signature[name] = "i32"
             attributes[i,] = backend.parse_attr("D")
+        elif name in ("steps", "programs"):
+            signature[name] = "i32"
         else:
             signature[name] = "fp32"
     options = {"num_warps": kernel.module.THREADS // target.warp_size, "enable_fp_fusion": False}
     return triton.compile(ASTSource(source, signature, constants, attributes), target=target, options=options)
 
 
-def accesses(assembly: str) -> list[Access]:
-    """The loads and stores of global memory in PTX or AMD assembly; raises where one may run more than once."""
-    found, labels = [], set()
+def accesses(assembly: str, in_loop: bool = False) -> list[Access]:
+    """The loads and stores of global memory in PTX or AMD assembly, or those in its one loop; raises where one may run
+    more often than that."""
+    found, labels, loop = [], {}, None
     for line in assembly.splitlines():
         if label := re.match(r"([$.]\w+):", line):
-            labels.add(label[1])
+            labels[label[1]] = len(found)
         elif (jump := re.search(r"\b(?:bra|s_c?branch)\S*\s+([$.]\w+)", line)) and jump[1] in labels:
-            raise ValueError(f"cannot count the bytes of a loop: {line.strip()}")
+            if not in_loop or loop is not None:
+                raise ValueError(f"cannot count the bytes of a loop: {line.strip()}")
+            loop = found[labels[jump[1]] :]
         elif ptx := re.search(r"\b(ld|st)(?:\.\w+)*?\.global\S*?(?:\.v(\d))?\.[bsuf](\d+)\s", line):
             found.append(Access(ptx[1] == "ld", int(ptx[2] or 1) * int(ptx[3])))
         elif amd := re.search(
@@ -122,7 +168,9 @@ def accesses(assembly: str) -> list[Access]:
             r"\s+(?:@\S+\s+)?(?!cvta)(?:[a-z]\S*\.global\b|(?:global|buffer|flat)_(?:load|store|atomic))", line
         ):
             raise ValueError(f"cannot count the bytes of this instruction: {line.strip()}")
-    return found
+    if in_loop and loop is None:
+        raise ValueError("cannot count the bytes of the loop: there is none in this assembly")
+    return loop if in_loop else found
 
 
 def resources(compiled: CompiledKernel) -> tuple[int, int]:
@@ -145,7 +193,9 @@ def figures(name: str, dtype: str, target: str) -> dict[str, Any]:
     """One row of the report."""
     kernel = KERNELS[name]
     compiled = compile_kernel(kernel, dtype, TARGETS[target])
-    found = accesses(compiled.asm["amdgcn" if "amdgcn" in compiled.asm else "ptx"])
+    found = accesses(compiled.asm["amdgcn" if "amdgcn" in compiled.asm else "ptx"], kernel.in_loop)
+    if sum(a.bits == 32 for a in found) <= len(kernel.shared):  # more would be narrow accesses to a map
+        found = [a for a in found if a.bits != 32]
     per_neuron = kernel.module.THREADS / kernel.module.BLOCK
 
     def total(some: Iterable[Access]) -> float:

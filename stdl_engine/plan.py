@@ -18,7 +18,6 @@ from rich.table import Table
 
 from .budgets import format_bytes, parse_bytes
 from .memory.planner import PARTS, Prediction, predict
-from .published import PUBLISHED
 from .recipes import MODELS, RECIPES, Recipe, find
 from .rules import RULES
 
@@ -42,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             show = fit_table(answer, options.fit)
         else:
             with console.status("planning"):
-                prediction = plan(recipe, options.rule, options.memory, options)
+                prediction = plan(recipe, recipe.rule, options.memory, options)
             answer, show = as_json(prediction), prediction_table(prediction)
     except (ValueError, TypeError) as error:
         print(f"stdl_engine.plan: {error}", file=sys.stderr)
@@ -58,7 +57,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m stdl_engine.plan", description=__doc__.splitlines()[0])
     names = f"recipes: {', '.join(RECIPES)}; models: {', '.join(MODELS)}"
     parser.add_argument("target", metavar="RECIPE-OR-MODEL", help=names)
-    parser.add_argument("--rule", default="stdl", help=f"one of {', '.join(RULES)} (default stdl)")
+    parser.add_argument("--rule", help=f"one of {', '.join(RULES)}; default: the recipe's")
     parser.add_argument("--memory", default="lean", choices=("lean", "paper"), help="how activations are kept")
     parser.add_argument("--batch-size", type=int, help="default: the recipe's")
     parser.add_argument("--steps", type=int, metavar="T", help="time steps; default: the recipe's")
@@ -66,7 +65,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--budget", help='STDL: a fraction (0.5), bytes ("2GiB") or "published" (the default if it exists)'
     )
     parser.add_argument("--groups", type=int, default=3, metavar="K", help="groups of the rule even (default 3)")
-    parser.add_argument("--width", type=float, default=1.0, help="multiplies every channel count")
+    parser.add_argument("--width", type=float, help="multiplies every channel count; default: the recipe's")
     parser.add_argument("--bf16", action="store_true", help="under bfloat16 autocast")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--compare", action="store_true", help="all rules side by side")
@@ -78,34 +77,28 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def configured(options: argparse.Namespace) -> Recipe:
     """The recipe with what the command line changes."""
     recipe = find(options.target)
-    if options.rule not in RULES:
-        raise ValueError(f"unknown rule {options.rule!r}: choose from {', '.join(RULES)}.")
+    rule = options.rule or recipe.rule
+    if rule not in RULES:
+        raise ValueError(f"unknown rule {rule!r}: choose from {', '.join(RULES)}.")
     for value, name, least in ((options.batch_size, "--batch-size", 2), (options.steps, "--steps", 1)):
         if value is not None and value < least:
             raise ValueError(f"{name} is {value}: it must be {least} or more.")
-    if not 0 < options.width < math.inf:
+    if options.width is not None and not 0 < options.width < math.inf:
         raise ValueError(f"--width is {options.width}: it must be positive and finite, for example 0.25.")
-    if options.budget is not None and options.rule != "stdl" and not (options.compare or options.fit):
-        raise ValueError(f"--budget is for the rule stdl, and --rule is {options.rule}: leave one of them out.")
-    if options.batch_size is not None:
-        recipe = replace(recipe, batch_size=options.batch_size)
-    if options.steps is not None:
-        recipe = replace(recipe, steps=options.steps)
-    return recipe
+    if options.budget is not None and rule != "stdl" and not (options.compare or options.fit):
+        raise ValueError(f"--budget is for the rule stdl, and the rule is {rule}: leave one of them out.")
+    changes = {name: getattr(options, name) for name in ("batch_size", "steps", "width", "budget", "groups")}
+    return replace(recipe, rule=rule, **{name: value for name, value in changes.items() if value is not None})
 
 
 def plan(recipe: Recipe, rule: str, memory: str, options: argparse.Namespace) -> Prediction:
     """The peak of one rule on one recipe."""
+    recipe = replace(recipe, rule=rule, budget=recipe.budget if rule == "stdl" else None)
     with torch.device("meta"):
-        model = recipe.build(width=options.width)
-    extra: dict[str, Any] = {}
-    if rule == "stdl":
-        extra = {"budget": options.budget or ("published" if recipe.model in PUBLISHED else 0.5), "steps": recipe.steps}
-    if rule == "even":
-        extra = {"K": options.groups}
+        model = recipe.build()
     shape = (recipe.batch_size, *recipe.in_shape)
-    extra |= {"memory": memory, "sequence": recipe.events, "autocast": torch.bfloat16 if options.bf16 else None}
-    return predict(RULES[rule], model, recipe.make_optimizer(), shape, recipe.steps, **extra)
+    extra = {"memory": memory, "sequence": recipe.events, "autocast": torch.bfloat16 if options.bf16 else None}
+    return predict(RULES[rule], model, recipe.make_optimizer(), shape, recipe.steps, **extra, **recipe.rule_options())
 
 
 def compare(recipe: Recipe, options: argparse.Namespace, console: Console) -> list[Prediction]:

@@ -67,10 +67,56 @@ def backward(
     run(kernel, record(0, n, *addresses, decay, threshold, reset_value, scale, a, b), n)
 
 
-def _record(arithmetic: type, pointers: tuple[str, ...], scalars: tuple[str, ...]) -> type[ctypes.Structure]:
+def record_type(arithmetic: type, pointers: tuple[str, ...], scalars: tuple[str, ...]) -> type[ctypes.Structure]:
+    """A kernel's arguments: the ticket, the number of neurons, addresses (or counts), and numbers of the arithmetic's
+    type."""
     scalar = np.ctypeslib.as_ctypes_type(arithmetic)
     fields = [(name, ctypes.c_int64) for name in ("ticket", "n", *pointers)] + [(name, scalar) for name in scalars]
     return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+
+
+@functools.cache
+def surrogate_for(form: str) -> Callable:
+    """A surrogate's gradient as a function that compiled loops can call."""
+    return numba.njit(inline="always")(gradient_for(form, cpu_math))
+
+
+@functools.cache
+def reset_for(reset: str) -> Callable:
+    """u = reset(m) as a function that compiled loops can call."""
+    soft, hard = reset == "soft", reset == "hard"
+
+    def after_reset(m, threshold, reset_value):
+        u = m
+        if soft:
+            u = m - threshold if m >= threshold else m
+        if hard:
+            u = reset_value if m >= threshold else m
+        return u
+
+    return numba.njit(inline="always")(after_reset)
+
+
+@functools.cache
+def reset_gradient_for(reset: str, detach_reset: bool, form: str, arithmetic: type) -> Callable:
+    """The gradient of m from `grad`, that of u = reset(m), as a function that compiled loops can call."""
+    attached_soft, hard = reset == "soft" and not detach_reset, reset == "hard"
+    attached_hard = hard and not detach_reset
+    surrogate = surrogate_for(form)
+    zero, infinity = arithmetic(0), arithmetic(np.inf)
+
+    def through_reset(grad, m, threshold, reset_value, a, b):
+        past = grad
+        if attached_soft:
+            past = grad - (grad * threshold) * arithmetic(surrogate(m - threshold, a, b))
+        if hard:
+            past = zero if m >= threshold else grad
+        if attached_hard:
+            jump = reset_value - m if abs(m) < infinity else zero
+            past = past + (grad * jump) * arithmetic(surrogate(m - threshold, a, b))
+        return past
+
+    return numba.njit(inline="always")(through_reset)
 
 
 @functools.cache
@@ -78,8 +124,9 @@ def _forward_kernel(
     dtype: torch.dtype, reset: str, in_place: bool, over_input: bool
 ) -> tuple[Callable, type[ctypes.Structure]]:
     memory, arithmetic, widen, narrow = element(dtype)
-    record = _record(arithmetic, ("x", "m_prev", "m", "spikes", "bits"), ("decay", "threshold", "reset_value", "scale"))
-    soft, hard = reset == "soft", reset == "hard"
+    pointers = ("x", "m_prev", "m", "spikes", "bits")
+    record = record_type(arithmetic, pointers, ("decay", "threshold", "reset_value", "scale"))
+    after_reset = reset_for(reset)
     one, zero = arithmetic(1), arithmetic(0)
 
     def body(p):
@@ -99,12 +146,7 @@ def _forward_kernel(
             for first in range(chunk, min(chunk + CHUNK, n), TILE):
                 last = min(first + TILE, n)
                 for i in range(np.uint64(first), np.uint64(last)):
-                    u = m_prev[i]
-                    if soft:
-                        u = u - threshold if u >= threshold else u
-                    if hard:
-                        u = reset_value if u >= threshold else u
-                    v = decay * u + scale * widen(x[i])
+                    v = decay * after_reset(m_prev[i], threshold, reset_value) + scale * widen(x[i])
                     m[i] = v
                     spikes[i] = narrow(one if v >= threshold else zero)
                 if pack:
@@ -126,11 +168,10 @@ def _backward_kernel(
 ) -> tuple[Callable, type[ctypes.Structure]]:  # fmt: skip
     memory, arithmetic, widen, narrow = element(dtype)
     pointers = ("m", "grad_spikes", "grad_m", "m_prev", "grad_x", "grad_m_prev")
-    record = _record(arithmetic, pointers, ("decay", "threshold", "reset_value", "scale", "a", "b"))
-    surrogate = numba.njit(inline="always")(gradient_for(form, cpu_math))
-    attached_soft, hard = reset == "soft" and not detach_reset, reset == "hard"
-    attached_hard = hard and not detach_reset
-    zero, infinity = arithmetic(0), arithmetic(np.inf)
+    record = record_type(arithmetic, pointers, ("decay", "threshold", "reset_value", "scale", "a", "b"))
+    surrogate = surrogate_for(form)
+    through_reset = reset_gradient_for(reset, detach_reset, form, arithmetic)
+    zero = arithmetic(0)
 
     def body(p):
         args = carray(p, 1)[0]
@@ -154,16 +195,6 @@ def _backward_kernel(
                     g = grad_m[i] + g
                 grad_x[i] = narrow(scale * g)
                 if has_past:
-                    u = decay * g
-                    v = m_prev[i]
-                    past = u
-                    if attached_soft:
-                        past = u - (u * threshold) * arithmetic(surrogate(v - threshold, a, b))
-                    if hard:
-                        past = zero if v >= threshold else u
-                    if attached_hard:
-                        jump = reset_value - v if abs(v) < infinity else zero
-                        past = past + (u * jump) * arithmetic(surrogate(v - threshold, a, b))
-                    grad_m_prev[i] = past
+                    grad_m_prev[i] = through_reset(decay * g, m_prev[i], threshold, reset_value, a, b)
 
     return compile_kernel(body, record), record

@@ -136,6 +136,12 @@ def lif_step_(
 
 def check_step(x: Tensor, m: Tensor, decay: float, threshold: float, reset: str, backend: str) -> None:
     """Reject arguments that no kernel can take, in one sentence each."""
+    check_tensors(x, m, backend)
+    check_parameters(decay, threshold, reset)
+
+
+def check_tensors(x: Tensor, m: Tensor, backend: str) -> None:
+    """Reject an input and a state that do not go together, or not with the backend."""
     if x.dtype not in STATE_DTYPE:
         raise TypeError(
             f"the input's dtype is {x.dtype}: pass float32, float16, bfloat16 or float64, for example x.float()."
@@ -155,7 +161,6 @@ def check_step(x: Tensor, m: Tensor, decay: float, threshold: float, reset: str,
         raise TypeError(
             'float64 runs in the backends "cpu" and "reference" only: pass backend="reference", or float32 tensors.'
         )
-    check_parameters(decay, threshold, reset)
 
 
 def check_parameters(decay: float, threshold: float, reset: str) -> None:
@@ -182,7 +187,7 @@ def _lif_step(
     detach_reset: bool, form: str, a: float, b: float, backend: str, pack: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     x = x if is_dense(x) else x.contiguous()
-    spikes, m, packed = empty_like(x, x.dtype), empty_like(x, m_prev.dtype), _empty_bits(x, pack)
+    spikes, m, packed = empty_like(x, x.dtype), empty_like(x, m_prev.dtype), empty_bits(x, pack)
     if x.numel():
         options = {"decay": decay, "threshold": threshold, "reset": reset, "reset_value": reset_value, "scale": scale}
         _kernels(backend, x.device).forward(x, like(m_prev, x), m, spikes, packed if pack else None, **options)
@@ -192,10 +197,11 @@ def _lif_step(
 @_lif_step.register_fake
 def _(x, m_prev, *options):
     x = x if is_dense(x) else x.contiguous()
-    return empty_like(x, x.dtype), empty_like(x, m_prev.dtype), _empty_bits(x, options[-1])
+    return empty_like(x, x.dtype), empty_like(x, m_prev.dtype), empty_bits(x, options[-1])
 
 
-def _empty_bits(spikes: Tensor, pack: bool = True) -> Tensor:
+def empty_bits(spikes: Tensor, pack: bool = True) -> Tensor:
+    """Unwritten room for the bits of these spikes, none if they are not to be packed."""
     return torch.empty(packed_size(spikes.numel()) if pack else 0, dtype=torch.uint8, device=spikes.device)
 
 
@@ -277,19 +283,19 @@ def _advance(x, m, spikes, packed, decay, threshold, reset, reset_value, scale, 
 
 @torch.library.impl(_library, "lif_step_", "CompositeExplicitAutograd")
 def _(x, m, *options):
-    spikes, packed = empty_like(m, x.dtype), _empty_bits(m)
+    spikes, packed = empty_like(m, x.dtype), empty_bits(m)
     _advance(like(x, m), m, spikes, packed, *options)
     return spikes, packed
 
 
 @torch.library.register_fake("stdl_engine::lif_step_", lib=_library)
 def _(x, m, *options):
-    return empty_like(m, x.dtype), _empty_bits(m)
+    return empty_like(m, x.dtype), empty_bits(m)
 
 
 @torch.library.impl(_library, "lif_step_over_", "CompositeExplicitAutograd")
 def _(x, m, *options):
-    packed, same_order = _empty_bits(m), like(x, m)
+    packed, same_order = empty_bits(m), like(x, m)
     _advance(same_order, m, same_order, packed, *options)
     if same_order is not x:
         x.copy_(same_order)
@@ -298,7 +304,7 @@ def _(x, m, *options):
 
 @torch.library.register_fake("stdl_engine::lif_step_over_", lib=_library)
 def _(x, m, *options):
-    return _empty_bits(m)
+    return empty_bits(m)
 
 
 class _Online(torch.autograd.Function):

@@ -52,6 +52,17 @@ def lif_step(
     return Spike.apply(m - threshold, surrogate).to(x.dtype), m
 
 
+def lif_sequence(
+    x: Tensor, m_prev: Tensor, decay: float = 0.1, threshold: float = 1.0, **options
+) -> tuple[Tensor, Tensor]:
+    """The steps of a whole sequence [T, ...], one after the other; returns all spikes and the last membrane."""
+    m, spikes = m_prev, []
+    for x_t in x:
+        spikes_t, m = lif_step(x_t, m, decay, threshold, **options)
+        spikes.append(spikes_t)
+    return torch.stack(spikes), m
+
+
 def lif_step_(x: Tensor, m: Tensor, decay: float = 0.1, threshold: float = 1.0, **options) -> Tensor:
     """The same step online: the past is a constant, and `m` is overwritten with the new membrane."""
     spikes, m_new = lif_step(x, m.detach(), decay, threshold, **options)

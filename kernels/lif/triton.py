@@ -21,6 +21,43 @@ NUM_WARPS = THREADS // (64 if torch.version.hip else 32)
 
 
 @triton.jit
+def after_reset(b_m, threshold, reset_value, RESET: tl.constexpr):
+    """u = reset(m)."""
+    if RESET == "soft":
+        b_m = tl.where(b_m >= threshold, b_m - threshold, b_m)
+    elif RESET == "hard":
+        b_m = tl.where(b_m >= threshold, reset_value, b_m)
+    return b_m
+
+
+@triton.jit
+def through_reset(
+    b_grad, b_m, threshold, reset_value, a, b,
+    SURROGATE: tl.constexpr, RESET: tl.constexpr, DETACH_RESET: tl.constexpr,
+):  # fmt: skip
+    """The gradient of m from that of u = reset(m)."""
+    b_past = b_grad
+    if RESET == "hard":
+        b_past = tl.where(b_m >= threshold, 0.0, b_grad)
+    if not DETACH_RESET:
+        if RESET == "soft":
+            b_past = b_grad - (b_grad * threshold) * SURROGATE(b_m - threshold, a, b)
+        elif RESET == "hard":
+            b_jump = tl.where(tl.abs(b_m) < float("inf"), reset_value - b_m, 0.0)
+            b_past = b_past + (b_grad * b_jump) * SURROGATE(b_m - threshold, a, b)
+    return b_past
+
+
+@triton.jit
+def store_fired(p_spikes, p_bits, o_n, o_row, b_fired, n, PACK: tl.constexpr):
+    """Write the spikes of rows of eight neurons, and each row as one byte of bits."""
+    tl.store(p_spikes + o_n, tl.where(b_fired, 1.0, 0.0).to(p_spikes.dtype.element_ty), mask=o_n < n)
+    if PACK:
+        b_bits = tl.sum((b_fired & (o_n < n)).to(tl.int32) << tl.arange(0, 8)[None, :], axis=1)
+        tl.store(p_bits + o_row, b_bits.to(tl.uint8), mask=o_row * 8 < n)
+
+
+@triton.jit
 def lif_fwd(
     p_x, p_m_prev, p_m, p_spikes, p_bits, n, decay, threshold, reset_value, scale,
     RESET: tl.constexpr, PACK: tl.constexpr, BLOCK: tl.constexpr,
@@ -33,19 +70,11 @@ def lif_fwd(
     o_row = tl.program_id(0).to(tl.int64) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
     o_n = o_row[:, None] * 8 + tl.arange(0, 8)[None, :]
     mask = o_n < n
-    b_u = tl.load(p_m_prev + o_n, mask=mask)
-    b_x = tl.load(p_x + o_n, mask=mask).to(b_u.dtype)
-    if RESET == "soft":
-        b_u = tl.where(b_u >= threshold, b_u - threshold, b_u)
-    elif RESET == "hard":
-        b_u = tl.where(b_u >= threshold, reset_value, b_u)
-    b_m = decay * b_u + scale * b_x
-    b_fired = (b_m >= threshold) & mask
+    b_m_prev = tl.load(p_m_prev + o_n, mask=mask)
+    b_x = tl.load(p_x + o_n, mask=mask).to(b_m_prev.dtype)
+    b_m = decay * after_reset(b_m_prev, threshold, reset_value, RESET) + scale * b_x
     tl.store(p_m + o_n, b_m, mask=mask)
-    tl.store(p_spikes + o_n, tl.where(b_fired, 1.0, 0.0).to(p_spikes.dtype.element_ty), mask=mask)
-    if PACK:
-        b_bits = tl.sum(b_fired.to(tl.int32) << tl.arange(0, 8)[None, :], axis=1)
-        tl.store(p_bits + o_row, b_bits.to(tl.uint8), mask=o_row * 8 < n)
+    store_fired(p_spikes, p_bits, o_n, o_row, b_m >= threshold, n, PACK)
 
 
 @triton.jit
@@ -68,16 +97,7 @@ def lif_bwd(
     tl.store(p_grad_x + o_n, (scale * b_g).to(p_grad_x.dtype.element_ty), mask=mask)
     if HAS_PAST:
         b_m_prev = tl.load(p_m_prev + o_n, mask=mask)
-        b_u = decay * b_g
-        b_past = b_u
-        if RESET == "hard":
-            b_past = tl.where(b_m_prev >= threshold, 0.0, b_u)
-        if not DETACH_RESET:
-            if RESET == "soft":
-                b_past = b_u - (b_u * threshold) * SURROGATE(b_m_prev - threshold, a, b)
-            elif RESET == "hard":
-                b_jump = tl.where(tl.abs(b_m_prev) < float("inf"), reset_value - b_m_prev, 0.0)
-                b_past = b_past + (b_u * b_jump) * SURROGATE(b_m_prev - threshold, a, b)
+        b_past = through_reset(decay * b_g, b_m_prev, threshold, reset_value, a, b, SURROGATE, RESET, DETACH_RESET)
         tl.store(p_grad_m_prev + o_n, b_past, mask=mask)
 
 

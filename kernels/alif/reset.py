@@ -1,0 +1,43 @@
+"""Reset and adaptation as a step of their own, for the plain form that keeps the membrane after reset as its state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..surrogate import Surrogate
+
+
+def alif_reset(
+    m: Tensor, adaptation: Tensor, threshold: float, *, beta: float, rho: float, detach_reset: bool,
+    surrogate: Surrogate,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The membrane after the neurons that fired were reset, and the adaptation of the next step."""
+    return _Reset.apply(m, adaptation, threshold, beta, rho, detach_reset, surrogate)
+
+
+class _Reset(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, m, adaptation, threshold, beta, rho, detach_reset, surrogate):
+        ctx.save_for_backward(m, adaptation)
+        ctx.options = threshold, beta, rho, detach_reset, surrogate
+        ctx.set_materialize_grads(False)
+        level = threshold + beta * adaptation
+        fired = m >= level
+        u = torch.where(fired, m - level, m)
+        return u, (rho * adaptation).add_(fired.to(m.dtype).mul_(1 - rho))
+
+    @staticmethod
+    def backward(ctx, grad_u, grad_next):
+        """As the fused kernel goes back through them, in the same order."""
+        m, adaptation = ctx.saved_tensors
+        threshold, beta, rho, detach_reset, surrogate = ctx.options
+        grad_u = torch.zeros_like(m) if grad_u is None else grad_u
+        grad_next = torch.zeros_like(m) if grad_next is None else grad_next
+        level = threshold + beta * adaptation
+        grad_fired = (1 - rho) * grad_next
+        if not detach_reset:
+            grad_fired = grad_fired - grad_u * level
+        to_membrane = grad_fired * surrogate(m - level)
+        grad_level = -to_membrane if detach_reset else torch.where(m >= level, -grad_u, 0.0) - to_membrane
+        return grad_u + to_membrane, rho * grad_next + beta * grad_level, None, None, None, None, None

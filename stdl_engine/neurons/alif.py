@@ -1,0 +1,94 @@
+"""The adaptive leaky integrate-and-fire layer, whose threshold rises with each spike."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..kernels.alif import alif_reset, alif_step, alif_step_
+from ..kernels.alif.ops import check_adaptation
+from ..kernels.alif.reference import BETA, RHO
+from ..kernels.lif.ops import check_parameters
+from ..kernels.surrogate import Surrogate, Triangle, as_surrogate
+from .base import Neuron
+
+
+class FusedALIF(Neuron):
+    """Adaptive leaky integrate-and-fire layer: current in, spikes out, same shape and dtype.
+
+        b[t] = rho · b[t-1] + (1 - rho) · s[t-1]        θ[t] = threshold + beta · b[t]
+        m[t] = decay · (m[t-1] - θ[t-1] · s[t-1]) + scale · x[t]        s[t] = 1 if m[t] >= θ[t] else 0
+
+    Args:
+        decay: λ, what is left of the membrane after one step.
+        threshold: membrane at which a neuron fires that has not fired lately.
+        surrogate: stands in for the derivative of the spike, for example `Triangle(1.0)` or "atan"; around θ.
+        online: False gives exact gradients through time, by way of membrane and adaptation. True takes the past as a
+            constant and updates both states in place: nothing is kept for backward but the states themselves, and each
+            step's backward must run before the next step.
+        step_mode: "s" takes one time step a call, "m" a whole sequence [T, ...].
+        backend: "auto" (by device), "triton", "cpu" or "reference".
+        beta: how far the threshold rises, at most.
+        rho: how much of the adaptation is left after one step; exp(-1/100) is a time constant of 100 steps.
+        detach_reset: leave the reset out of the gradient (exact gradients only; online, it is a constant anyway).
+        scale: factor on the input.
+
+    `membrane` is m, before reset, and `adaptation` is b, both in float32; None before the first step and after
+    `reset()`. With memory form "paper" they are the membrane after reset and the adaptation of the next step.
+
+    Example:
+        >>> alif = FusedALIF(decay=0.5)
+        >>> alif(torch.tensor([0.8])), alif(torch.tensor([0.8]))
+        (tensor([0.]), tensor([1.]))
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("membrane", "adaptation")
+
+    def __init__(
+        self,
+        decay: float = 0.1,
+        threshold: float = 1.0,
+        surrogate: Surrogate | str = Triangle(1.0),  # noqa: B008 - immutable
+        online: bool = False,
+        step_mode: str = "s",
+        backend: str = "auto",
+        *,
+        beta: float = BETA,
+        rho: float = RHO,
+        detach_reset: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__(online, step_mode, backend)
+        check_parameters(decay, threshold, "soft")
+        check_adaptation(beta, rho)
+        self.decay, self.threshold, self.beta, self.rho = decay, threshold, beta, rho
+        self.detach_reset, self.scale, self.surrogate = detach_reset, scale, as_surrogate(surrogate)
+
+    def step(self, x: Tensor, in_place: bool) -> Tensor:
+        states, numbers = self.states(), (self.decay, self.threshold)
+        adapts = {"beta": self.beta, "rho": self.rho, "surrogate": self.surrogate}
+        options = adapts | {"scale": self.scale, "backend": self.backend}
+        if self.memory_form == "paper":
+            spikes, m, adaptation = alif_step(x, *states, *numbers, advance=False, **options)
+            self.membrane, self.adaptation = alif_reset(
+                m.detach() if self.online else m, adaptation, self.threshold, detach_reset=self.detach_reset, **adapts
+            )
+            return spikes
+        if in_place:
+            return alif_step_(x, *states, *numbers, overwrite=self.overwrite and self.lean, **options)
+        spikes, self.membrane, self.adaptation = alif_step(
+            x, *states, *numbers, detach_reset=self.detach_reset, pack=self.lean, **options
+        )
+        return spikes
+
+    def extra_repr(self) -> str:
+        parts = [f"decay={self.decay}", f"threshold={self.threshold}", f"beta={self.beta}", f"rho={self.rho}"]
+        parts.append(f"surrogate={self.surrogate}")
+        if self.scale != 1.0:
+            parts.append(f"scale={self.scale}")
+        if self.detach_reset:
+            parts.append("detach_reset=True")
+        return ", ".join(
+            [*parts, f"online={self.online}", f"step_mode={self.step_mode!r}", f"backend={self.backend!r}"]
+        )

@@ -1,0 +1,127 @@
+"""What all neuron layers share: a state that is carried from step to step, and when it is forgotten."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels import dispatch
+from ..kernels.lif.ops import STATE_DTYPE
+
+
+class Neuron(nn.Module):
+    """What all neuron layers share: a state that starts at nothing, follows the module and is not in the state_dict.
+
+    A subclass implements `step`, one time step from `self.membrane` (and its other states) to the next.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("membrane",)
+    """The attributes that hold the state, each a map of the input's shape; all are None or none is."""
+
+    def __init__(self, online: bool, step_mode: str, backend: str) -> None:
+        super().__init__()
+        if step_mode not in ("s", "m"):
+            raise ValueError(
+                f'unknown step_mode {step_mode!r}: pass "s" (one time step a call) or "m" (input [T, ...]).'
+            )
+        dispatch.check_name(backend)
+        self.online, self.step_mode, self.backend = online, step_mode, backend
+        self.membrane: Tensor | None = None
+        self.reset()
+        self.memory_form: str | None = None
+        """Set by learning rules. "lean": spikes are also written as bits. "paper": the plain form, whose state is the
+        membrane after reset. Same spikes and gradients to the last bit."""
+        self.overwrite = False
+        """Whether lean memory may write the spikes over the input; set by a unit that needs it for nothing else."""
+
+    def step(self, x: Tensor, in_place: bool) -> Tensor:
+        """Advance the state by one time step and return the spikes; with `in_place` over the old state."""
+        raise NotImplementedError
+
+    def sequence(self, x: Tensor) -> Tensor:
+        """Advance the state by the time steps of [T, ...], at least one, and return all spikes."""
+        # Several steps before a backward: each must keep its own state, online or not, unless no gradient is wanted.
+        in_place = self.online and not (torch.is_grad_enabled() and self.wants_gradient(x))
+        spikes = []
+        for x_t in x:
+            self.prepare(x_t)
+            spikes.append(self.step(x_t, in_place))
+        return torch.stack(spikes)
+
+    def wants_gradient(self, x: Tensor) -> bool:
+        """Whether a gradient of this layer's spikes would reach anything."""
+        return x.requires_grad or any(p.requires_grad for p in self.parameters(recurse=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.step_mode == "m":
+            return self.sequence(x) if len(x) else x.clone()
+        self.prepare(x)
+        return self.step(x, in_place=self.online)
+
+    def prepare(self, x: Tensor) -> None:
+        """Have a state for a time step's input `x`: the one there is, if it fits, or a new one."""
+        if x.dtype not in STATE_DTYPE:
+            raise TypeError(
+                f"{type(self).__name__} got {x.dtype} input: pass float32, float16, bfloat16 or float64, for example "
+                "x.float()."
+            )
+        if self.membrane is None:
+            for name in self.state_names:
+                setattr(self, name, torch.zeros_like(x, dtype=STATE_DTYPE[x.dtype], requires_grad=False))
+        elif self.membrane.shape != x.shape:
+            raise ValueError(
+                f"{type(self).__name__} holds the state of input {tuple(self.membrane.shape)} and got "
+                f"{tuple(x.shape)}: call reset_states(model) before a new sequence."
+            )
+        elif self.online and self.membrane.requires_grad:
+            self.detach_state()
+
+    @property
+    def lean(self) -> bool:
+        """Whether spikes are also to be written as bits, which compiled graphs cannot carry."""
+        return self.memory_form == "lean" and not torch.compiler.is_compiling()
+
+    def states(self) -> list[Tensor]:
+        """The state's maps; none before the first step and after `reset()`."""
+        return [] if self.membrane is None else [getattr(self, name) for name in self.state_names]
+
+    def reset(self) -> None:
+        """Forget the state: the next input starts a new sequence."""
+        for name in self.state_names:
+            setattr(self, name, None)
+
+    def detach_state(self) -> None:
+        """Keep the state's value but not its history, to truncate backpropagation through time."""
+        for name, state in zip(self.state_names, self.states(), strict=False):
+            setattr(self, name, state.detach())
+
+    def _apply(self, fn, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        for name, state in zip(self.state_names, self.states(), strict=False):
+            with torch.no_grad():
+                moved = fn(state)  # the same object, history and all, where there is nothing to change
+                if (
+                    moved.dtype not in STATE_DTYPE.values()
+                ):  # .half() and .bfloat16(): the state stays as exact as it is
+                    moved = state.to(moved.device)
+            setattr(self, name, moved)
+        return self
+
+    def __getstate__(self) -> dict:
+        """For copies and pickles: the state's value goes along, its autograd history does not."""
+        values = {name: state.detach() for name, state in zip(self.state_names, self.states(), strict=False)}
+        return self.__dict__ | values
+
+    def _replicate_for_data_parallel(self) -> Self:
+        replica = super()._replicate_for_data_parallel()
+        replica.reset()
+        return replica
+
+
+def reset_states(model: nn.Module) -> None:
+    """Forget the state of every neuron layer of a model."""
+    for module in model.modules():
+        if isinstance(module, Neuron):
+            module.reset()

@@ -1,0 +1,131 @@
+"""The leaky integrate-and-fire layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..kernels.lif import lif_reset, lif_sequence, lif_step, lif_step_
+from ..kernels.lif.ops import check_parameters
+from ..kernels.surrogate import Surrogate, Triangle, as_surrogate
+from .base import Neuron
+
+
+class LeakyNeuron(Neuron):
+    """What LIF and PLIF share: threshold, reset, scale and surrogate."""
+
+    def __init__(
+        self, decay: float, threshold: float, reset: str, surrogate: Surrogate | str, online: bool, step_mode: str,
+        backend: str, reset_value: float, detach_reset: bool, scale: float,
+    ) -> None:  # fmt: skip
+        super().__init__(online, step_mode, backend)
+        check_parameters(decay, threshold, reset)
+        self.threshold, self.scale = threshold, scale
+        self.reset_mode, self.reset_value, self.detach_reset = reset, reset_value, detach_reset
+        self.surrogate = as_surrogate(surrogate)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every kernel call takes."""
+        options = {"reset": self.reset_mode, "reset_value": self.reset_value, "scale": self.scale}
+        return options | {"surrogate": self.surrogate, "backend": self.backend}
+
+    def after_reset(self, m: Tensor) -> Tensor:
+        """The plain form's state from the membrane before reset."""
+        return lif_reset(
+            m.detach() if self.online else m, self.threshold, reset=self.reset_mode, reset_value=self.reset_value,
+            detach_reset=self.detach_reset, surrogate=self.surrogate,
+        )  # fmt: skip
+
+    def describe(self, decay: str, *more: str) -> str:
+        reset = f"hard to {self.reset_value}" if self.reset_mode == "hard" else self.reset_mode
+        parts = [decay, f"threshold={self.threshold}", f"reset={reset}", f"surrogate={self.surrogate}"]
+        if self.scale != 1.0:
+            parts.append(f"scale={self.scale}")
+        parts += more
+        if self.detach_reset:
+            parts.append("detach_reset=True")
+        return ", ".join(
+            [*parts, f"online={self.online}", f"step_mode={self.step_mode!r}", f"backend={self.backend!r}"]
+        )
+
+
+class FusedLIF(LeakyNeuron):
+    """Leaky integrate-and-fire layer: current in, spikes out, same shape and dtype.
+
+        m[t] = decay · reset(m[t-1]) + scale · x[t]        s[t] = 1 if m[t] >= threshold else 0
+
+    Args:
+        decay: λ, what is left of the membrane after one step.
+        threshold: membrane at which a neuron fires.
+        reset: after a spike, "soft" subtracts the threshold, "hard" sets `reset_value`, "none" does nothing.
+        surrogate: stands in for the derivative of the spike, for example `Triangle(1.0)` or "atan".
+        online: False gives exact gradients through time. True takes the past as a constant and updates the state in
+            place: nothing is kept for backward but the state itself, and each step's backward must run before the next
+            step.
+        step_mode: "s" takes one time step a call, "m" a whole sequence [T, ...], in one kernel if not online.
+        backend: "auto" (by device), "triton", "cpu" or "reference".
+        reset_value: where a hard reset goes.
+        detach_reset: leave the reset out of the gradient (exact gradients only; online, it is a constant anyway).
+        scale: factor on the input. SpikingJelly's `tau` with `decay_input=True` is `decay=1 - 1/tau, scale=1/tau`.
+
+    `membrane` is the state m, before reset, in float32; None before the first step and after `reset()`.
+
+    Example:
+        >>> lif = FusedLIF(decay=0.5)
+        >>> lif(torch.tensor([0.8])), lif(torch.tensor([0.8]))
+        (tensor([0.]), tensor([1.]))
+    """
+
+    def __init__(
+        self,
+        decay: float = 0.1,
+        threshold: float = 1.0,
+        reset: str = "soft",
+        surrogate: Surrogate | str = Triangle(1.0),  # noqa: B008 - immutable
+        online: bool = False,
+        step_mode: str = "s",
+        backend: str = "auto",
+        *,
+        reset_value: float = 0.0,
+        detach_reset: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__(
+            decay, threshold, reset, surrogate, online, step_mode, backend, reset_value, detach_reset, scale
+        )
+        self.decay = decay
+
+    @classmethod
+    def from_spikingjelly(cls, node: nn.Module, *, backend: str = "auto") -> LeakyNeuron:
+        """The fused layer that computes what a SpikingJelly node does, an error if there is none: docs/convert.md."""
+        from ..convert import fused_like  # which builds on this file
+
+        return fused_like(node, backend=backend)
+
+    def step(self, x: Tensor, in_place: bool) -> Tensor:
+        if self.memory_form == "paper":
+            options = self.options | {"reset": "none"}
+            spikes, m = lif_step(x, self.membrane, self.decay, self.threshold, **options)
+            self.membrane = self.after_reset(m)
+            return spikes
+        if in_place:
+            overwrite = self.overwrite and self.lean
+            return lif_step_(x, self.membrane, self.decay, self.threshold, overwrite=overwrite, **self.options)
+        spikes, self.membrane = lif_step(
+            x, self.membrane, self.decay, self.threshold, detach_reset=self.detach_reset, pack=self.lean, **self.options
+        )
+        return spikes
+
+    def sequence(self, x: Tensor) -> Tensor:
+        if self.online or self.memory_form == "paper":
+            return super().sequence(x)
+        self.prepare(x[0])
+        spikes, self.membrane = lif_sequence(
+            x, self.membrane, self.decay, self.threshold, detach_reset=self.detach_reset, pack=self.lean, **self.options
+        )
+        return spikes
+
+    def extra_repr(self) -> str:
+        return self.describe(f"decay={self.decay}")

@@ -1,0 +1,80 @@
+"""The parametric leaky integrate-and-fire layer, which learns its decay."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.plif import plif_step
+from ..kernels.surrogate import Surrogate, Triangle
+from .lif import LeakyNeuron
+
+
+class FusedPLIF(LeakyNeuron):
+    """Leaky integrate-and-fire layer with one trainable decay λ = sigmoid(w): current in, spikes out.
+
+        m[t] = λ · reset(m[t-1]) + c · x[t]        s[t] = 1 if m[t] >= threshold else 0
+
+    where c is `scale`, or `scale · (1 - λ)` with `scale_by_decay`.
+
+    Args:
+        decay: λ to begin with, strictly between 0 and 1; `w` starts at its logit.
+        threshold, reset, surrogate, step_mode, backend, reset_value, detach_reset, scale: as for `FusedLIF`.
+        online: False gives exact gradients through time. True takes the past as a constant. Backward needs the membrane
+            of the step before for the decay's gradient: two maps are kept from a step's forward to its backward.
+        scale_by_decay: the input's factor follows the decay. SpikingJelly's `ParametricLIFNode(init_tau,
+            decay_input=True)` is `decay=1 - 1/init_tau, scale_by_decay=True`; its `w` is minus ours.
+
+    `w` is the one parameter, a single number. `membrane` is the state m, before reset, in float32; None before the
+    first step and after `reset()`.
+
+    Example:
+        >>> plif = FusedPLIF(decay=0.5)
+        >>> plif(torch.tensor([0.8])), plif(torch.tensor([0.8]))
+        (tensor([0.], grad_fn=<...>), tensor([1.], grad_fn=<...>))
+    """
+
+    def __init__(
+        self,
+        decay: float = 0.1,
+        threshold: float = 1.0,
+        reset: str = "soft",
+        surrogate: Surrogate | str = Triangle(1.0),  # noqa: B008 - immutable
+        online: bool = False,
+        step_mode: str = "s",
+        backend: str = "auto",
+        *,
+        reset_value: float = 0.0,
+        detach_reset: bool = False,
+        scale: float = 1.0,
+        scale_by_decay: bool = False,
+    ) -> None:
+        super().__init__(
+            decay, threshold, reset, surrogate, online, step_mode, backend, reset_value, detach_reset, scale
+        )
+        if not 0 < decay < 1:
+            raise ValueError(f"decay is {decay}: sigmoid(w) is strictly between 0 and 1, pass for example 0.1.")
+        self.initial_decay, self.scale_by_decay = decay, scale_by_decay
+        self.w = nn.Parameter(torch.tensor(math.log(decay / (1 - decay))))
+
+    @property
+    def decay(self) -> float:
+        """λ as it is now; a number, so on a GPU this waits for it."""
+        return torch.sigmoid(self.w.detach()).item()
+
+    def step(self, x: Tensor, in_place: bool) -> Tensor:
+        options = self.options | {"scale_by_decay": self.scale_by_decay, "online": self.online}
+        if self.memory_form == "paper":
+            spikes, m = plif_step(x, self.membrane, self.w, self.threshold, **options | {"reset": "none"})
+            self.membrane = self.after_reset(m)
+            return spikes
+        options |= {"detach_reset": self.detach_reset, "pack": self.lean or (self.online and in_place)}
+        overwrite = self.overwrite and self.lean and in_place
+        spikes, self.membrane = plif_step(x, self.membrane, self.w, self.threshold, overwrite=overwrite, **options)
+        return spikes
+
+    def extra_repr(self) -> str:
+        more = ["scale_by_decay=True"] if self.scale_by_decay else []
+        return self.describe(f"initial_decay={self.initial_decay}", *more)
