@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-CODE := kernels stdl_engine bench tests
+CODE := kernels stdl_engine bench examples tests
 
 .PHONY: help setup test lint format bench demo clean
 
@@ -37,9 +37,9 @@ format: setup  ## fix style and formatting
 bench: $(VENV)/ready-bench  ## measure speed against other libraries; rows go to bench/results/
 	$(BIN)/python -m bench
 
-demo: setup  ## train a small spiking network on scikit-learn's digits
-	$(BIN)/python -m stdl_engine.demo
+demo: setup  ## train a small spiking network on scikit-learn's digits by BPTT and by STDL, and compare
+	$(BIN)/python -m stdl_engine.train digits --compare bptt stdl
 
 clean:  ## remove everything that is not source
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 
 from . import checkpoints
-from .data import Batches, load_dataset
+from .data import Batches
 from .inference import mean_logits
 from .rules.batch import split_frames
 from .runs import RunFolder
@@ -58,13 +58,12 @@ def evaluate(options: Options) -> dict[str, Any]:
     folder = RunFolder.open(options.folder)
     recipe = folder.recipe
     changes = {name: getattr(options, name) for name in ("data", "steps", "batch_size")}
-    recipe = replace(recipe, **{name: value for name, value in changes.items() if value is not None})
+    recipe = replace(recipe, augment="none", **{name: value for name, value in changes.items() if value is not None})
     path, state, _ = checkpoints.load_last(folder.path)
     device = device_of(options.device)
     model = recipe.build().to(device)
     model.load_state_dict(state["rule"]["model"])
-    options = {"steps": recipe.steps, "on_bad_sample": recipe.on_bad_sample, "augment": "none"}
-    data = load_dataset(recipe.dataset, recipe.data, **options)
+    data = recipe.load_data()
     if (data.in_shape, data.num_classes) != (recipe.in_shape, recipe.num_classes):
         raise ValueError(
             f"the run was trained on samples {recipe.in_shape} of {recipe.num_classes} classes, and this data has "

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from .data import Dataset, load_dataset
 from .models import MODELS, build_model
 from .neurons import NEURONS
 from .published import PUBLISHED
@@ -35,6 +36,8 @@ class Recipe:
     """The folder that datasets are in; for npz the file, for folder the folder itself."""
     augment: Literal["paper", "light", "none"] = "paper"
     """How training images are varied: as in the paper, only shifted and mirrored, or not at all."""
+    size: int | None = None
+    """Side of the images, for data that comes in several (digits, digits-events, folder)."""
     in_shape: tuple[int, int, int]
     """Channels, height and width of one sample; in training the data decides."""
     num_classes: int
@@ -87,6 +90,15 @@ class Recipe:
     """The folder of a run whose weights to begin with."""
     starts_from: str | None = None
     """The recipe of that run, where this one is a second stage."""
+
+    def load_data(self) -> Dataset:
+        """The data, which must be there."""
+        options = {"steps": self.steps, "on_bad_sample": self.on_bad_sample, "augment": self.augment}
+        return load_dataset(self.dataset, self.data, **options, **({"size": self.size} if self.size else {}))
+
+    def for_data(self, data: Dataset) -> Recipe:
+        """The recipe for the samples and classes that the data turned out to have."""
+        return replace(self, in_shape=tuple(data.in_shape), num_classes=data.num_classes, events=data.events)
 
     def build(self, **changes) -> nn.Sequential:
         """The network, `changes` going to `build_model` (for example width=0.25)."""
@@ -200,8 +212,3 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
     """A recipe in plain values, as JSON has them."""
     values = {field: getattr(recipe, field) for field in Recipe.__dataclass_fields__}
     return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-
-
-def for_data(recipe: Recipe, data: Any) -> Recipe:
-    """The recipe for the samples and classes that the data turned out to have."""
-    return replace(recipe, in_shape=tuple(data.in_shape), num_classes=data.num_classes, events=data.events)

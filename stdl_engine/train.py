@@ -18,7 +18,7 @@ from rich.table import Table
 
 from . import checkpoints
 from .comparison import compare
-from .data import DATASETS, Dataset, load_dataset
+from .data import DATASETS
 from .recipes import RECIPES, Recipe
 from .rules import RULES
 from .runs import RunFolder
@@ -88,7 +88,7 @@ def train(recipe: Recipe, out: Path, console: Console) -> dict[str, Any]:
     first = None
     if recipe.start_from is not None:
         _, first, _ = checkpoints.load_last(RunFolder.open(recipe.start_from).path)
-    trainer = Trainer(recipe, load(recipe), folder, console)
+    trainer = Trainer(recipe, recipe.load_data(), folder, console)
     if first is not None:
         trainer.start_from(first)
     folder.write_config(trainer.recipe)
@@ -101,7 +101,7 @@ def resume(path: Path, console: Console) -> dict[str, Any]:
     _, state, problems = checkpoints.load_last(folder.path)
     for problem in problems:
         console.print(f"{problem} Going on from the one before.", highlight=False, markup=False)
-    trainer = Trainer(folder.recipe, load(folder.recipe), folder, console)
+    trainer = Trainer(folder.recipe, folder.recipe.load_data(), folder, console)
     trainer.restore(state)
     console.print(f"going on after epoch {trainer.epoch}, batch {trainer.batch}", highlight=False)
     return finish(trainer)
@@ -138,12 +138,6 @@ def check(recipe: Recipe) -> None:
             f"the recipe {recipe.name} starts from the weights of {recipe.starts_from}: train that first, and pass its "
             "folder by --start-from."
         )
-
-
-def load(recipe: Recipe) -> Dataset:
-    """The recipe's data."""
-    options = {"steps": recipe.steps, "on_bad_sample": recipe.on_bad_sample, "augment": recipe.augment}
-    return load_dataset(recipe.dataset, recipe.data, **options)
 
 
 def new_folder(recipe: Recipe, what: str) -> Path:

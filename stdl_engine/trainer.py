@@ -20,7 +20,7 @@ from .budgets import format_bytes
 from .data import Batches, Dataset
 from .memory.planner import observed_step
 from .progress import EpochBar
-from .recipes import Recipe, for_data
+from .recipes import Recipe
 from .rules import StepResult
 from .runs import RunFolder
 
@@ -67,7 +67,7 @@ class Trainer:
     """Trains a recipe on data, into a folder."""
 
     def __init__(self, recipe: Recipe, data: Dataset, folder: RunFolder, console: Console) -> None:
-        self.recipe, self.folder, self.console = for_data(recipe, data), folder, console
+        self.recipe, self.folder, self.console = recipe.for_data(data), folder, console
         self.device = device_of(recipe.device)
         workers = {"workers": recipe.workers, "batch_size": recipe.batch_size, "seed": recipe.seed}
         self.train_batches = Batches(data.train, training=True, **workers)
@@ -79,7 +79,7 @@ class Trainer:
         if recipe.compile:
             for subnetwork in self.rule.subnetworks:
                 for layer in (*subnetwork.units, *subnetwork.classifier_layers()):
-                    layer.compile()
+                    layer.compile(dynamic=False)  # every unit has its own channels, and they never change
         self.epoch, self.batch, self.meter, self.peak_bytes = 0, 0, Meter(), 0
         self.rows: list[dict[str, Any]] = []
         self.stop_signal = 0

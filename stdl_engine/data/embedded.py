@@ -21,12 +21,12 @@ TEST = 297
 
 def digits(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper", size: int = 16) -> Dataset:
     """Handwritten digits of 8 × 8 enlarged to 16 × 16 or 32 × 32, 1500 to train on and 297 to test; augmented by shifts
-    of up to two pixels ("paper" and "light").
+    of up to a pixel ("paper" and "light").
     """
     check_augment(augment)
     images, labels, test = _digits(size)
     mean, std = images[~test].mean().item(), images[~test].std().item()
-    prepare = Preparation(pad=0 if augment == "none" else 2, mean=(mean,), std=(std,))
+    prepare = Preparation(pad=0 if augment == "none" else 1, mean=(mean,), std=(std,))
     train, held_out = (
         MemorySource(samples=images[part], labels=labels[part], prepare=prepare) for part in (~test, test)
     )
@@ -37,12 +37,12 @@ def digits_events(
     *, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper", size: int = 16
 ) -> Dataset:
     """The same digits moved once around a closed loop before a simulated event camera, the way CIFAR10-DVS was
-    recorded; T frames of equally many events. Augmented by shifts of up to two pixels ("paper" and "light").
+    recorded; T frames of equally many events. Augmented by shifts of up to a pixel ("paper" and "light").
     """
     check_augment(augment)
     images, labels, test = _digits(size)
     frames = _record(images[:, 0], steps)
-    prepare = Preparation(pad=0 if augment == "none" else 2)
+    prepare = Preparation(pad=0 if augment == "none" else 1)
     train, held_out = (
         MemorySource(samples=frames[part], labels=labels[part], prepare=prepare) for part in (~test, test)
     )

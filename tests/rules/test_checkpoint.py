@@ -144,6 +144,7 @@ def test_checkpoint_of_another_network_changes_nothing(what):
 def test_something_else_than_a_checkpoint():
     x, _ = batch()
     with pytest.raises(
-        ValueError, match=r"^this is no checkpoint of a rule: it lacks rule, plan, model, .*optimizers, schedulers, scalers\.$"
+        ValueError,
+        match=r"^this is no checkpoint of a rule: it lacks rule, plan, model, .*optimizers, schedulers, scalers\.$",
     ):
         make("stdl", small(), x).load_state_dict(small().state_dict())
