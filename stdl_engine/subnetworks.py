@@ -117,7 +117,8 @@ def check_model(model: nn.Module) -> None:
     """Reject what is not a sequence of units ending in a head."""
     if not isinstance(model, nn.Sequential) or len(model) < 2:
         raise TypeError(
-            f"the model is a {type(model).__name__}: it must be an nn.Sequential of units ending in a Head."
+            f"the model is a {type(model).__name__}: it must be an nn.Sequential of units ending in a Head, "
+            "which stdl_engine.convert.units_from makes of many other models."
         )
     if not isinstance(model[-1], Head):
         raise TypeError(

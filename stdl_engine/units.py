@@ -242,8 +242,9 @@ def copy_of_shapes(model: nn.Module) -> nn.Module:
 
 def output_shape(module: nn.Module, in_shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of one sample after `module` (which must be on the meta device), without computing anything."""
+    dtype = next((p.dtype for p in module.parameters()), torch.float32)
     with shapes_only(), torch.no_grad():
-        shape = tuple(module(torch.empty((2, *in_shape))).shape[1:])
+        shape = tuple(module(torch.empty((2, *in_shape), dtype=dtype)).shape[1:])
     reset_states(module)
     return shape
 

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXAMPLES = {
     f"{name}-{number}": code
-    for name in ("README.md", "docs/units.md")
+    for name in ("README.md", "docs/convert.md", "docs/units.md")
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL))
 }
 

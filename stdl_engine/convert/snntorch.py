@@ -1,0 +1,175 @@
+"""snnTorch's `Leaky` on the fused step.
+
+With s' = [mem > threshold] of the membrane handed on, a constant to the gradient, snnTorch computes
+
+    reset_mechanism "subtract"   m = beta·mem + x - threshold·s'
+                    "zero"       m = beta·(1 - s')·mem + x
+                    "none"       m = beta·mem + x
+    spk = [m > threshold]
+    reset_delay                  mem = m
+    not reset_delay              mem = m - threshold·(spk - s'),  or m - m·(spk - s'),  with a gradient through spk
+
+"none" and "zero" with the delay are one fused step. "subtract" takes the whole threshold off where the fused soft reset
+takes beta times it, so its reset joins the input and the rest is fused; without the delay the reset follows the fused
+step. A neuron fires above the threshold and not at it: the fused step's threshold is the next number up, which in
+float32 is the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+
+import torch
+from snntorch import Leaky, SpikingNeuron, surrogate
+from torch import Tensor, nn
+
+from ..kernels import dispatch
+from ..kernels import surrogate as own
+from ..kernels.lif import lif_step
+from ..kernels.lif.ops import STATE_DTYPE
+from .neurons import NotConvertible
+
+
+@dataclass(frozen=True)
+class FastSigmoid(own.Surrogate):
+    """1 / (1 + α|d|)²"""
+
+    alpha: float = 25.0
+    form = "inverse_quadratic"
+
+    @property
+    def constants(self) -> tuple[float, float]:
+        return 1 / self.alpha**2, 1 / self.alpha
+
+
+SURROGATES = {
+    surrogate.atan: ("alpha", own.ATan),
+    surrogate.sigmoid: ("slope", own.Sigmoid),
+    surrogate.fast_sigmoid: ("slope", FastSigmoid),
+}
+"""Those that are the same function of mem - threshold: the name of their parameter, and what they are here."""
+
+
+class FusedLeaky(Leaky):
+    """A `Leaky` that steps by the fused kernel: same arguments, same outputs, same state_dict."""
+
+    def __init__(self, *args, fused_surrogate: own.Surrogate, backend: str, **options) -> None:
+        super().__init__(*args, **options)
+        self.fused_surrogate, self.backend = fused_surrogate, backend
+        self._read: tuple = ()
+
+    def forward(self, input_: Tensor, mem: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        if mem is not None:
+            if self.init_hidden:
+                raise TypeError("`mem` should not be passed as an argument while `init_hidden=True`")
+            self.mem = mem
+        if self.mem.shape != input_.shape:
+            self.mem = torch.zeros_like(input_, dtype=STATE_DTYPE[input_.dtype])
+        decay, threshold = self._constants()
+        previous = self.mem.to(STATE_DTYPE[input_.dtype])
+        reset = self.reset_mechanism
+        fired = None
+        if reset == "subtract" or not self.reset_delay:
+            fired = (previous.detach() > threshold).to(previous.dtype)
+        spikes, m = lif_step(
+            input_ - threshold * fired.to(input_.dtype) if reset == "subtract" else input_,
+            previous,
+            decay,
+            _next_up(threshold),
+            reset="hard" if reset == "zero" else "none",
+            detach_reset=True,
+            surrogate=self.fused_surrogate,
+            backend=self.backend,
+        )
+        if not self.reset_delay and reset != "none":
+            m = m - (spikes - fired) * (threshold if reset == "subtract" else m)
+        self.mem = m
+        return spikes if self.init_hidden and not self.output else (spikes, m)
+
+    def _constants(self) -> tuple[float, float]:
+        """Decay and threshold as numbers, read from the buffers once and again whenever those change."""
+        versions = tuple((buffer, buffer._version) for buffer in (self.beta, self.threshold))
+        if not self._read or any(a is not b or i != j for (a, i), (b, j) in zip(self._read[0], versions, strict=True)):
+            self._read = versions, (min(max(self.beta.item(), 0.0), 1.0), self.threshold.item())
+        return self._read[1]
+
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"_read": ()}
+
+    def extra_repr(self) -> str:
+        decay, threshold = self._constants()
+        return (
+            f"beta={decay:.6g}, threshold={threshold:.6g}, reset_mechanism={self.reset_mechanism!r}, "
+            f"reset_delay={self.reset_delay}, surrogate={self.fused_surrogate}, backend={self.backend!r}"
+        )
+
+
+def is_neuron(module: nn.Module) -> bool:
+    """Whether a module is one of snnTorch's neurons, or made from one."""
+    return isinstance(module, SpikingNeuron) and not isinstance(module, FusedLeaky)
+
+
+def fused(node: nn.Module, backend: str) -> FusedLeaky:
+    """The fused layer for a node, or `NotConvertible`."""
+    if type(node) is not Leaky:
+        raise NotConvertible(f"{type(node).__name__} has dynamics of its own; fused is Leaky, not its subclasses")
+    dispatch.check_name(backend)
+    _check(node)
+    leaky = FusedLeaky(
+        node.beta,
+        node.threshold,
+        node.spike_grad,
+        init_hidden=node.init_hidden,
+        reset_mechanism=node.reset_mechanism,
+        output=node.output,
+        graded_spikes_factor=node.graded_spikes_factor,
+        reset_delay=node.reset_delay,
+        fused_surrogate=_surrogate(node.spike_grad),
+        backend=backend,
+    )
+    leaky.reset_mechanism_val, leaky.mem = node.reset_mechanism_val, node.mem  # on the node's device
+    return leaky
+
+
+def converted(model: nn.Module) -> None:
+    """Nothing to do: every new neuron is in snnTorch's list of instances already."""
+
+
+def _check(node: Leaky) -> None:
+    """Reject settings that the fused step has not."""
+    for name in ("beta", "threshold", "graded_spikes_factor"):
+        value = getattr(node, name)
+        if isinstance(value, nn.Parameter):
+            raise NotConvertible(f"its {name} is learned; the fused step takes a fixed one")
+        if value.numel() != 1:
+            raise NotConvertible(f"its {name} is one number for each of {value.numel()} neurons, not one for all")
+        if not math.isfinite(value.item()):
+            raise NotConvertible(f"its {name} is {value.item()}, not a finite number")
+    if node.threshold.item() <= 0:
+        raise NotConvertible(f"its threshold is {node.threshold.item()}, not a positive number")
+    if node.graded_spikes_factor.item() != 1:
+        raise NotConvertible(f"its spikes are worth {node.graded_spikes_factor.item()}; fused ones are worth 1")
+    if node.inhibition:
+        raise NotConvertible("its inhibition lets one neuron of a layer fire, which looks at all of them")
+    if node.state_quant:
+        raise NotConvertible("its state is quantised")
+    if node.mem.numel() and node.mem.any():
+        raise NotConvertible("it is in the middle of a sequence; call reset_mem() first")
+
+
+def _surrogate(function) -> own.Surrogate:
+    """What one of snnTorch's surrogates is here; they are closures, known by the function that made them."""
+    for factory, (parameter, kind) in SURROGATES.items():
+        if getattr(function, "__code__", None) in factory.__code__.co_consts:
+            value = inspect.getclosurevars(function).nonlocals[parameter]
+            if not (isinstance(value, int | float) and value > 0):
+                raise NotConvertible(f"the {parameter} of its {factory.__name__} is {value!r}, not a positive number")
+            return kind(float(value))
+    known = ", ".join(factory.__name__ for factory in SURROGATES)
+    raise NotConvertible(f"its spike_grad {getattr(function, '__qualname__', function)!s} is none of {known}")
+
+
+def _next_up(threshold: float) -> float:
+    return torch.nextafter(torch.tensor(threshold), torch.tensor(math.inf)).item()

@@ -1,0 +1,274 @@
+"""Any chain of layers as a sequence of units that ends in a head, so that every learning rule can train it.
+
+A unit is closed by its neuron and takes along the pooling and dropout behind it; what flattens a map begins the next
+one. The last weights are the head. The units hold the model's own layers: training them trains the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from ..memory.layers import SpikeConv2d
+from ..memory.spikes import is_spikes, mark_counts
+from ..neurons import Neuron
+from ..units import Head, Unit, pool_label
+from .models import block_unit, is_block, layers_of
+from .neurons import convert_neurons
+
+WEIGHTS = (nn.Conv2d, nn.Linear)
+NORMS = (nn.BatchNorm2d, nn.BatchNorm1d, nn.GroupNorm)
+POOLS = (nn.AvgPool2d, nn.MaxPool2d)
+FLATTENING = (nn.Flatten, nn.AdaptiveAvgPool2d)
+OTHERS = (nn.Dropout, nn.Dropout2d, nn.Identity, nn.ReLU)
+
+
+class Chain(Unit):
+    """Layers one after the other up to a neuron, and the pooling behind it: "64C3-MP(k2s2)", "4096L"."""
+
+    memory_form: str | None = None
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(_own(layer) for layer in layers))
+        weights = [layer for layer in layers if isinstance(layer, WEIGHTS)]
+        first, last = weights[0], weights[-1]
+        self.in_channels = first.in_channels if isinstance(first, nn.Conv2d) else first.in_features
+        self.out_channels = last.out_channels if isinstance(last, nn.Conv2d) else last.out_features
+        self.input_dims = 3 if isinstance(first, nn.Conv2d) or isinstance(layers[0], FLATTENING) else 1
+        strided = [layer for layer in layers if isinstance(layer, (nn.Conv2d, *POOLS))]
+        self.stride = math.prod(_first(layer.stride) for layer in strided)
+        for before, layer in itertools.pairwise(layers):
+            if isinstance(layer, Neuron) and isinstance(before, NORMS):
+                layer.overwrite = True  # batch norm's output is of no other use
+
+    @property
+    def label(self) -> str:
+        return "-".join(name for layer in self.layers if (name := _label(layer)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            # The largest of some spikes, or of some sums of spikes, is one too: it may be kept small as they are.
+            counts = self.memory_form == "lean" and isinstance(layer, nn.MaxPool2d) and is_spikes(x)
+            x = mark_counts(layer(x)) if counts else layer(x)
+        return x
+
+    def rebuild(self, in_channels: int, stride: int) -> Chain:
+        """Its weights, norms and neurons anew; the convolutions keep the size of the map, but for the stride."""
+        fresh: list[nn.Module] = []
+        for layer in self.layers:
+            if isinstance(layer, nn.Conv2d):
+                fresh.append(_fresh_conv(layer, in_channels, stride))
+                in_channels, stride = layer.out_channels, 1
+            elif isinstance(layer, nn.Linear):
+                if not isinstance(next((m for m in reversed(fresh) if isinstance(m, WEIGHTS)), None), nn.Linear):
+                    fresh.append(ToVector())
+                fresh.append(nn.Linear(in_channels, layer.out_features, layer.bias is not None))
+                in_channels = layer.out_features
+            elif isinstance(layer, NORMS):
+                fresh.append(_fresh_norm(layer))
+            elif isinstance(layer, Neuron):
+                fresh.append(_copy_of(layer))
+            elif isinstance(layer, OTHERS):
+                fresh.append(copy.deepcopy(layer))
+        return Chain(fresh)
+
+
+class ChainHead(Head):
+    """The last layers of a model, which give its logits: "10FC"."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        nn.Module.__init__(self)
+        self.layers = nn.Sequential(*(_own(layer) for layer in layers))
+        last = next(layer for layer in reversed(layers) if isinstance(layer, nn.Linear | Head))
+        self.num_classes = last.out_features if isinstance(last, nn.Linear) else last.num_classes
+        for layer in layers:
+            self.num_classes //= getattr(layer, "voting_size", 1)  # SpikingJelly's VotingLayer: several votes a class
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class DropoutOverTime(Neuron):
+    """SpikingJelly's dropout, which keeps one mask for a whole sequence.
+
+    The mask is held as a neuron holds its state: a rule forgets both at the end of a sequence and counts both in plans.
+    """
+
+    def __init__(self, dropout: nn.Module) -> None:
+        super().__init__(online=False, step_mode="s", backend="auto")
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        if self.membrane is None:
+            self.membrane = self.dropout.create_mask(x)
+        return x * self.membrane
+
+
+class ToVector(nn.Module):
+    """Maps as vectors, by their mean; vectors as they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3)) if x.ndim == 4 else x
+
+
+def units_from(model: nn.Module, *, backend: str = "auto") -> nn.Sequential:
+    """A model as a sequence of units, for `STDL(units_from(model), ...)` and all other rules.
+
+    Takes an `nn.Sequential` (nested ones too) of convolutions, norms, neurons, pools, dropout, flattening and linear
+    layers, and SpikingJelly's `sew_resnet*` (with cnf "ADD"), `spiking_resnet*` (18 and 34 layers) and `spiking_vgg*`,
+    in step mode "s". Its neurons are swapped for fused ones of this backend in place. The units compute what the model
+    does and hold its own layers, so that training them trains the model. What cannot be cut is an error that names it.
+
+    Example:
+        >>> model = sew_resnet18(cnf="ADD", spiking_neuron=neuron.LIFNode, num_classes=10)
+        >>> rule = STDL(units_from(model), optimizer, sample=x, budget=0.5)
+    """
+    convert_neurons(model, backend=backend, strict=True)
+    groups = _groups(_layers(model, ""))
+    if len(groups) < 2:
+        raise _refusal("", model, "it has no layer with a neuron before its classifier")
+    return nn.Sequential(*(_unit(group) for group in groups[:-1]), _head(groups[-1]))
+
+
+Named = tuple[str, nn.Module]
+Group = list[Named]
+
+
+def _layers(module: nn.Module, name: str) -> Iterator[Named]:
+    """The layers of a model in order, each with its path."""
+    parts = layers_of(module)
+    if parts is None:
+        if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+            yield name, module
+            return
+        parts = list(module._modules.items())  # not named_children, which leaves out a layer's second place
+    for child, part in parts:
+        yield from _layers(part, f"{name}.{child}" if name else child)
+
+
+def _groups(layers: Iterator[Named]) -> list[Group]:
+    """The layers of each unit, and last those of the head."""
+    groups: list[Group] = [[]]
+    seen: dict[int, str] = {}
+    has_fired = False
+    for name, layer in layers:
+        _check_layer(name, layer)
+        learns = isinstance(layer, Neuron) or next(layer.parameters(), None) is not None
+        if learns and seen.setdefault(id(layer), name) != name:
+            raise _refusal(name, layer, f"it is {seen[id(layer)]} again, and subnetworks cannot share a layer")
+        if _is_unit(layer):
+            groups += [[(name, layer)], []]
+            has_fired = False
+            continue
+        if has_fired and isinstance(layer, (*WEIGHTS, *FLATTENING, Head)):
+            groups.append([])
+            has_fired = False
+        groups[-1].append((name, layer))
+        has_fired = has_fired or isinstance(layer, Neuron)
+    return [group for group in groups if group]
+
+
+def _check_layer(name: str, layer: nn.Module) -> None:
+    """Reject what no unit can be made of."""
+    if any(getattr(part, "step_mode", "s") != "s" for part in layer.modules()):
+        raise _refusal(
+            name, layer, 'it takes whole sequences; rules run one step at a time, call set_step_mode(model, "s") first'
+        )
+    known = (*WEIGHTS, *NORMS, *POOLS, *FLATTENING, *OTHERS, Neuron, Head)
+    if isinstance(layer, known) or _is_unit(layer) or _is_dropout(layer) or hasattr(layer, "voting_size"):
+        return
+    if next(layer.children(), None) is not None:
+        raise _refusal(
+            name, layer, "it runs its layers by a forward of its own; pass an nn.Sequential of them, or make it a Unit "
+            "(docs/units.md)"
+        )  # fmt: skip
+    raise _refusal(
+        name, layer, "units are made of 2d convolutions, linear layers, norms, fused neurons, pools, dropout and "
+        "flattening; make it part of a Unit (docs/units.md)"
+    )  # fmt: skip
+
+
+def _is_unit(layer: nn.Module) -> bool:
+    return is_block(layer) or hasattr(layer, "rebuild")
+
+
+def _is_dropout(layer: nn.Module) -> bool:
+    """SpikingJelly's dropout, whose mask lasts from one reset to the next."""
+    return hasattr(layer, "create_mask") and hasattr(layer, "mask")
+
+
+def _unit(group: Group) -> Unit:
+    name, layer = group[0]
+    if is_block(layer):
+        return block_unit(layer, functools.partial(_copy_of, layer.sn1), functools.partial(_refusal, name, layer))
+    if _is_unit(layer):
+        return layer
+    layers = [layer for _, layer in group]
+    if not any(isinstance(layer, WEIGHTS) for layer in layers):
+        raise _refusal(name, layer, "there are no weights between it and the next unit; make it part of a Unit")
+    return Chain(layers)
+
+
+def _head(group: Group) -> Head:
+    name, last = group[-1]
+    if len(group) == 1 and isinstance(last, Head):
+        return last
+    layers = [layer for _, layer in group]
+    if not any(isinstance(layer, nn.Linear | Head) for layer in layers):
+        raise _refusal(name, last, "the model must end in a linear classifier, and here it ends")
+    return ChainHead(layers)
+
+
+def _own(layer: nn.Module) -> nn.Module:
+    return DropoutOverTime(layer) if _is_dropout(layer) else layer
+
+
+def _copy_of(neuron: Neuron) -> Neuron:
+    """Another neuron of the same settings, without the state."""
+    duplicate = copy.deepcopy(neuron)
+    duplicate.reset()
+    return duplicate
+
+
+def _fresh_conv(layer: nn.Conv2d, in_channels: int, stride: int) -> SpikeConv2d:
+    padding = tuple(d * (k - 1) // 2 for k, d in zip(layer.kernel_size, layer.dilation, strict=True))
+    return SpikeConv2d(
+        in_channels, layer.out_channels, layer.kernel_size, stride, padding, layer.dilation,
+        math.gcd(layer.groups, in_channels), layer.bias is not None, layer.padding_mode,
+    )  # fmt: skip
+
+
+def _fresh_norm(layer: nn.Module) -> nn.Module:
+    if isinstance(layer, nn.GroupNorm):
+        return nn.GroupNorm(layer.num_groups, layer.num_channels, layer.eps, layer.affine)
+    kind = nn.BatchNorm2d if isinstance(layer, nn.BatchNorm2d) else nn.BatchNorm1d
+    return kind(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+
+
+def _label(layer: nn.Module) -> str:
+    if isinstance(layer, nn.Conv2d):
+        stride = _first(layer.stride)
+        return f"{layer.out_channels}C{_first(layer.kernel_size)}" + (f"(s{stride})" if stride != 1 else "")
+    if isinstance(layer, nn.Linear):
+        return f"{layer.out_features}L"
+    if isinstance(layer, POOLS):
+        label = pool_label(layer)
+        return "M" + label[1:] if isinstance(layer, nn.MaxPool2d) else label
+    return ""
+
+
+def _first(size: int | tuple[int, ...]) -> int:
+    return size[0] if isinstance(size, tuple) else size
+
+
+def _refusal(name: str, layer: nn.Module, reason: str) -> ValueError:
+    where = f"{name} ({type(layer).__name__})" if name else f"the model ({type(layer).__name__})"
+    return ValueError(f"{where} cannot be cut into units: {reason}.")
