@@ -14,6 +14,8 @@ from numba.extending import intrinsic, overload
 _LOG2E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693145751953125)
 _LN2_LOW = np.float32(1.42860682030941723212e-6)
+_ROUND = np.float32(1.5 * 2**23)  # added, it rounds to a whole number; the lowest bits are that number
+_ONE_BITS = np.uint32(0x3F800000)
 _LOWEST = np.float32(-87.0)  # below this exp is under the smallest normal float32: take it as exp(-87) ~ 1.6e-38
 _POLYNOMIAL = tuple(np.float32(c) for c in (1.0, 1.0, 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040))
 
@@ -45,17 +47,30 @@ def _exp_float64(x):
 def _exp_float32(x):
     # libm's scalar expf would keep the loop from vectorising (5x slower): exp(x) = 2^k · e^r with |r| <= ln2 / 2.
     clamped = max(x, _LOWEST)  # NaN stays NaN
-    k = np.rint(clamped * _LOG2E)
-    r = (clamped - k * _LN2_HIGH) - k * _LN2_LOW
-    p = _POLYNOMIAL[7]
-    p = p * r + _POLYNOMIAL[6]
-    p = p * r + _POLYNOMIAL[5]
-    p = p * r + _POLYNOMIAL[4]
-    p = p * r + _POLYNOMIAL[3]
-    p = p * r + _POLYNOMIAL[2]
-    p = p * r + _POLYNOMIAL[1]
-    p = p * r + _POLYNOMIAL[0]
-    return p * float32_from_bits(np.uint32((np.int32(k) + np.int32(127)) << np.int32(23)))
+    shifted = multiply_add(clamped, _LOG2E, _ROUND)  # its low bits are k
+    k = shifted - _ROUND
+    r = multiply_add(k, -_LN2_LOW, multiply_add(k, -_LN2_HIGH, clamped))
+    p = multiply_add(_POLYNOMIAL[7], r, _POLYNOMIAL[6])
+    p = multiply_add(p, r, _POLYNOMIAL[5])
+    p = multiply_add(p, r, _POLYNOMIAL[4])
+    p = multiply_add(p, r, _POLYNOMIAL[3])
+    p = multiply_add(p, r, _POLYNOMIAL[2])
+    p = multiply_add(p, r, _POLYNOMIAL[1])
+    p = multiply_add(p, r, _POLYNOMIAL[0])
+    # A product, not a sum of bit patterns: that would lose a NaN.
+    return p * float32_from_bits(np.uint32(np.uint32(bits_from_float32(shifted) << np.uint32(23)) + _ONE_BITS))
+
+
+@intrinsic
+def multiply_add(typingctx, x, y, z):
+    """x · y + z in float32, with one rounding where the machine has the instruction for it."""
+
+    def generate(context, builder, signature, args):
+        number = ir.FloatType()
+        signature = ir.FunctionType(number, [number] * 3)
+        return builder.call(builder.module.declare_intrinsic("llvm.fmuladd", [number], signature), args)
+
+    return types.float32(x, y, z), generate
 
 
 @intrinsic

@@ -143,10 +143,10 @@ _IMAGENET = {"dataset": "imagenet", "model": "sew_resnet34", "in_shape": (3, 224
 _PRETRAIN = {"steps": 1, "epochs": 100, "weight_decay": 1e-5, "decay": 0.2, "workers": 8, **_IMAGENET}
 _FINETUNE = {"steps": 4, "epochs": 10, "weight_decay": 0.0, "decay": 0.2, "workers": 8, **_IMAGENET}
 _EVENTS = {"events": True, "batch_size": 100, "optimizer": "adamw", "weight_decay": 5e-4}
-_DIGITS = {"model": "resnet18", "width": 0.125, "num_classes": 10, "steps": 4, "batch_size": 50, "weight_decay": 5e-5}
+_DIGITS = {"model": "vgg11", "width": 0.25, "num_classes": 10, "steps": 4, "batch_size": 50, "weight_decay": 5e-5}
 
 _ALL = (
-    Recipe(name="digits", dataset="digits", in_shape=(1, 16, 16), epochs=8, lr=0.1, **_DIGITS),
+    Recipe(name="digits", dataset="digits", in_shape=(1, 16, 16), epochs=5, lr=0.1, **_DIGITS),
     Recipe(
         name="digits-events", dataset="digits-events", in_shape=(2, 16, 16), events=True, epochs=8, lr=0.1, **_DIGITS
     ),
