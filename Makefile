@@ -24,7 +24,7 @@ $(VENV)/ready-bench: $(VENV)/ready
 	@touch $@
 
 test: setup  ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 lint: setup  ## check style and formatting
 	$(BIN)/ruff check $(CODE)

@@ -3,7 +3,7 @@
 The paper's count ("paper"): three maps a neuron layer (the conv output kept for batch norm, the membrane, the
 spikes), one a shortcut conv, one a pool. As every neuron layer follows one conv, that is one map for each conv or
 pool and two for each neuron layer, so a user's own block is counted by what it is made of. "lean" is the same network
-with spikes as bits: 1 + 1/32 maps a neuron layer.
+with spikes as bits: 1 + 1/32 maps a neuron layer. Neurons that keep more than LIF say so (`extra_maps`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def footprint(module: nn.Module, in_shape: tuple[int, ...], memory: str = "paper
 
     def count(layer: nn.Module, _, output: torch.Tensor) -> None:
         nonlocal kept
-        maps = MAPS_PER_NEURON[memory] if isinstance(layer, Neuron) else MAPS_PER_LAYER
+        maps = MAPS_PER_NEURON[memory] + layer.extra_maps if isinstance(layer, Neuron) else MAPS_PER_LAYER
         kept += maps * output[0].numel()
 
     counted = [m for m in module.modules() if isinstance(m, Neuron | nn.Conv2d | nn.AvgPool2d)]

@@ -5,6 +5,10 @@ import os
 # oneDNN's bfloat16 kernels for newer instruction sets die with an illegal instruction on some virtual machines.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+# Tests run side by side, a process for each core: more threads than that would only wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 

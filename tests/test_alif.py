@@ -187,6 +187,27 @@ def test_reference_backend_and_inference_mode():
         assert torch.equal(run(FusedALIF(0.5, online=True, **FAST), xs), expected)
 
 
+@onlines
+def test_compiles_in_one_graph(online):
+    xs, upstream, results = sequence(), torch.randn(4, 4, 5), []
+    torch._dynamo.reset()
+    for compiled in (False, True):
+        layer = FusedALIF(0.5, online=online)
+        call, leaf = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer, xs.clone()
+        steps = [x.requires_grad_() for x in leaf.unbind()]
+        outputs = []
+        for x, grad in zip(steps, upstream, strict=False):
+            outputs.append(call(x))
+            if online:
+                outputs[-1].backward(grad)
+        if not online:
+            torch.autograd.backward(outputs, list(upstream[: len(outputs)]))
+        gradients = [t.grad for t in (*steps, *layer.parameters())]
+        results.append([*(o.detach() for o in outputs), *(s.detach() for s in layer.states()), *gradients])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("rule", ["sltt", "bptt", "stdl"])
 def test_lean_equals_paper(rule):
     """After two steps of training every weight and every statistic, to the last bit."""
@@ -199,7 +220,7 @@ def test_lean_equals_paper(rule):
     assert_same_results(found[0][0], found[1][0])
 
 
-@pytest.mark.parametrize(("rule", "options"), [(BPTT, {}), (STDL, {"budget": 0.8})], ids=["bptt", "stdl"])
+@pytest.mark.parametrize(("rule", "options"), [(BPTT, {}), (STDL, {"budget": 0.9})], ids=["bptt", "stdl"])
 @pytest.mark.parametrize("memory", ["lean", "paper"])
 def test_predicted_peak_is_the_measured_one(memory, rule, options):
     units = [ConvUnit(3, 8, FusedALIF), ResidualBlock(8, 8, FusedALIF), ResidualBlock(8, 16, FusedALIF, stride=2)]

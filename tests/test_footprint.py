@@ -3,11 +3,11 @@
 import pytest
 from torch import nn
 
-from stdl_engine import FusedLIF
+from stdl_engine import FusedALIF, FusedLIF, FusedPLIF
 from stdl_engine.footprint import footprint
 from stdl_engine.models import MODELS, build_model
 from stdl_engine.subnetworks import Network
-from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock, shapes_only
+from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock, copy_of_shapes, shapes_only
 
 from .paper import network, unit_cost
 
@@ -79,3 +79,12 @@ def test_model_is_neither_run_nor_changed():
 def test_float64_model_is_counted_like_any():
     model = nn.Sequential(ConvUnit(3, 4), Head(4, 10))
     assert Network(model.double(), (3, 8, 8)).costs == [3 * 4 * 8 * 8]
+
+
+@pytest.mark.parametrize("neuron", [FusedPLIF, FusedALIF])
+@pytest.mark.parametrize("memory", ["paper", "lean"])
+def test_a_neuron_that_keeps_one_map_more(neuron, memory):
+    (plain, _), (more, _) = (
+        footprint(copy_of_shapes(ConvUnit(3, 4, neuron=kind)), (3, 8, 8), memory) for kind in (FusedLIF, neuron)
+    )
+    assert more - plain == 4 * 8 * 8

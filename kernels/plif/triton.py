@@ -44,7 +44,8 @@ def plif_bwd(
 ):  # fmt: skip
     """g = grad_m + grad_spikes · surrogate(m - threshold);  grad_x = c · g;  grad_m_prev = decay · g · reset'(m_prev);
     partial = Σ g · u of this program's neurons, or Σ g · (u - m) with SCALE_BY_DECAY, where u = reset(m_prev)."""
-    o_n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    i_block = tl.program_id(0).to(tl.int64)
+    o_n = i_block * BLOCK + tl.arange(0, BLOCK)
     mask = o_n < n
     decay = tl.load(p_decay)
     if SCALE_BY_DECAY:
@@ -63,7 +64,7 @@ def plif_bwd(
             b_u = after_reset(b_m_prev, threshold, reset_value, RESET)
             if SCALE_BY_DECAY:
                 b_u = b_u - b_m
-            tl.store(p_partial + tl.program_id(0), tl.sum(tl.where(mask, b_g * b_u, 0.0)))
+            tl.store(p_partial + i_block, tl.sum(tl.where(mask, b_g * b_u, 0.0)))
         if HAS_PAST:
             b_past = through_reset(decay * b_g, b_m_prev, threshold, reset_value, a, b, SURROGATE, RESET, DETACH_RESET)
             tl.store(p_grad_m_prev + o_n, b_past, mask=mask)

@@ -132,7 +132,7 @@ class _Observed:
         now = {
             **self.fixed,
             "gradients": {identity(p.grad) for p in self.parameters if p.grad is not None},
-            "states": {identity(n.membrane) for n in self.neurons if n.membrane is not None},
+            "states": {identity(state) for n in self.neurons for state in n.states() if state is not None},
             "saved": tracker.saved(),
         }
         for part, identities in now.items():

@@ -44,6 +44,7 @@ class FusedALIF(Neuron):
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("membrane", "adaptation")
+    extra_maps: ClassVar[int] = 1  # the adaptation
 
     def __init__(
         self,

@@ -19,6 +19,8 @@ class Neuron(nn.Module):
 
     state_names: ClassVar[tuple[str, ...]] = ("membrane",)
     """The attributes that hold the state, each a map of the input's shape; all are None or none is."""
+    extra_maps: ClassVar[int] = 0
+    """Maps that a step keeps beyond LIF's membrane and spikes; footprints count them."""
 
     def __init__(self, online: bool, step_mode: str, backend: str) -> None:
         super().__init__()

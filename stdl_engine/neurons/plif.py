@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ class FusedPLIF(LeakyNeuron):
         >>> plif(torch.tensor([0.8])), plif(torch.tensor([0.8]))
         (tensor([0.], grad_fn=<...>), tensor([1.], grad_fn=<...>))
     """
+
+    extra_maps: ClassVar[int] = 1  # the membrane of the step before, which the decay's gradient reads
 
     def __init__(
         self,

@@ -20,12 +20,27 @@ EXPECTED = {  # bytes read and written by dtype: the state is float32, the rest 
     "lif_online_bwd": lambda io: (4 + io, io),
     "lif_fwd": lambda io: (4 + io, 4 + io),
     "lif_bwd": lambda io: (4 + 4 + 4 + io, io + 4),
+    # A neuron and step: the membrane is read from memory only to go back.
+    "lif_sequence_fwd": lambda io: (io, 4 + io + 1 / 8),
+    "lif_sequence_bwd": lambda io: (4 + io, io),
+    # To go back the decay's gradient needs the membrane of the step before, too.
+    "plif_online_fwd": lambda io: (4 + io, 4 + io + 1 / 8),
+    "plif_online_bwd": lambda io: (4 + 4 + io, io),
+    "plif_bwd": lambda io: (4 + 4 + 4 + io, io + 4),
+    # Two states.
+    "alif_online_fwd": lambda io: (4 + 4 + io, 4 + 4 + io + 1 / 8),
+    "alif_online_bwd": lambda io: (4 + 4 + io, io),
+    "alif_bwd": lambda io: (6 * 4 + io, io + 4 + 4),
 }
-DUMP_TTGIR = """
+DUMP_INTERMEDIATE = """
 import json
-from stdl_engine.kernels.inspect import DTYPES, KERNELS, TARGETS, compile_kernel
-print(json.dumps([[name, dtype, target, compile_kernel(kernel, dtype, TARGETS[target]).asm["ttgir"]]
-                  for name, kernel in KERNELS.items() for dtype in DTYPES for target in TARGETS]))
+from stdl_engine.kernels.inspect import DTYPES, KERNELS, TARGETS, Kernel, compile_kernel, resources
+from stdl_engine.kernels.plif import triton as plif
+ttgir = [[name, dtype, target, compile_kernel(kernel, dtype, TARGETS[target]).asm["ttgir"]]
+         for name, kernel in KERNELS.items() for dtype in DTYPES for target in TARGETS]
+final = Kernel(plif, "plif_grad_w", (), {"SCALE_BY_DECAY": True})
+spills = [resources(compile_kernel(final, "float32", target))[1] for target in TARGETS.values()]
+print(json.dumps({"ttgir": ttgir, "final_sum_spills": spills}))
 """
 
 
@@ -75,11 +90,18 @@ def test_figures(rows, kernel, dtype, target):
     assert 0 < row["registers"] <= 64  # at most 64 a thread: an SM of 65,536 registers holds 1,024 threads or more
 
 
-def test_assembly_agrees_with_the_tensors_of_the_intermediate_code(rows):
-    """The same bytes by another road: elements × element size of each tensor that the TTGIR loads and stores."""
-    result = run("-c", DUMP_TTGIR)
+@pytest.fixture(scope="module")
+def intermediate() -> dict[str, list]:
+    result = run("-c", DUMP_INTERMEDIATE)
     assert result.returncode == 0, result.stderr
-    for kernel, dtype, target, ttgir in json.loads(result.stdout):
+    return json.loads(result.stdout)
+
+
+def test_assembly_agrees_with_the_tensors_of_the_intermediate_code(rows, intermediate):
+    """The same bytes by another road: elements × element size of each tensor that the TTGIR loads and stores."""
+    for kernel, dtype, target, ttgir in intermediate["ttgir"]:
+        if KERNELS[kernel].in_loop:
+            ttgir = ttgir.split("scf.for")[1].split("scf.yield")[0]
         # NVIDIA: tt.load %p, %mask : tensor<128x8x!tt.ptr<f32>, ...
         # AMD: amdg.buffer_load %p[%offsets], %mask : tensor<128x8xf32, ...
         operations = re.findall(
@@ -93,6 +115,11 @@ def test_assembly_agrees_with_the_tensors_of_the_intermediate_code(rows):
             moved[operation] += elements * int(bits) / 8 / KERNELS[kernel].module.BLOCK
         row = rows[kernel, dtype, target]
         assert (row["bytes_read"], row["bytes_written"]) == (moved["load"], moved["store"]), (kernel, dtype, target)
+
+
+def test_final_sum_of_the_decays_gradient_compiles(intermediate):
+    """`plif_grad_w` runs once for a layer, whatever its size: its traffic is no matter, its spills are."""
+    assert intermediate["final_sum_spills"] == [0] * len(TARGETS)
 
 
 def test_table_shows_what_was_asked_for():
@@ -134,6 +161,23 @@ def test_errors_are_one_sentence(arguments, environment, message):
 )
 def test_an_access_is_read_from_assembly(line, expected):
     assert accesses(f"\t{line}\n") == [expected]
+
+
+LOOP = """
+	ld.global.b32 %r1, [%rd1];
+$L__BB0_1:
+	ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];
+	@%p1 bra $L__BB0_1;
+	st.global.b16 [ %rd9 + 0 ], { %rs3 };
+"""
+
+
+def test_a_loop_over_time_steps_is_counted_once():
+    assert accesses(LOOP, in_loop=True) == [Access(True, 128)]
+    with pytest.raises(ValueError, match="cannot count the bytes of a loop"):
+        accesses(LOOP + LOOP, in_loop=True)
+    with pytest.raises(ValueError, match="there is none"):
+        accesses("\tld.global.b32 %r1, [%rd1];\n", in_loop=True)
 
 
 @pytest.mark.parametrize(
