@@ -7,7 +7,7 @@ from stdl_engine import FusedALIF, FusedLIF, FusedPLIF
 from stdl_engine.footprint import footprint
 from stdl_engine.models import MODELS, build_model
 from stdl_engine.subnetworks import Network
-from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock, copy_of_shapes, shapes_only
+from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock, shapes_only
 
 from .paper import network, unit_cost
 
@@ -84,7 +84,7 @@ def test_float64_model_is_counted_like_any():
 @pytest.mark.parametrize("neuron", [FusedPLIF, FusedALIF])
 @pytest.mark.parametrize("memory", ["paper", "lean"])
 def test_a_neuron_that_keeps_one_map_more(neuron, memory):
-    (plain, _), (more, _) = (
-        footprint(copy_of_shapes(ConvUnit(3, 4, neuron=kind)), (3, 8, 8), memory) for kind in (FusedLIF, neuron)
-    )
+    with shapes_only():
+        units = [ConvUnit(3, 4, make_neuron=kind) for kind in (FusedLIF, neuron)]
+    (plain, _), (more, _) = (footprint(unit, (3, 8, 8), memory) for unit in units)
     assert more - plain == 4 * 8 * 8
