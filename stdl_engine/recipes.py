@@ -148,7 +148,7 @@ _DIGITS = {"model": "vgg11", "width": 0.25, "num_classes": 10, "steps": 4, "batc
 _ALL = (
     Recipe(name="digits", dataset="digits", in_shape=(1, 16, 16), epochs=5, lr=0.1, **_DIGITS),
     Recipe(
-        name="digits-events", dataset="digits-events", in_shape=(2, 16, 16), events=True, epochs=8, lr=0.1, **_DIGITS
+        name="digits-events", dataset="digits-events", in_shape=(2, 16, 16), events=True, epochs=5, lr=0.1, **_DIGITS
     ),
     Recipe(
         name="cifar10-small", model="resnet18", width=0.25, augment="light",
@@ -178,14 +178,14 @@ _ALL = (
         epochs=100, lr=1e-3, **_EVENTS,
     ),
     Recipe(
-        name="n-mnist", dataset="n-mnist", model="resnet18", width=0.125, in_shape=(2, 34, 34), num_classes=10,
-        steps=4, epochs=10, lr=1e-3, **_EVENTS,
+        name="n-mnist", dataset="n-mnist", in_shape=(2, 34, 34), events=True, epochs=10, lr=0.1,
+        **{**_DIGITS, "width": 0.125},
     ),
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 
-FIRST_FOR_MODEL = {"resnet18": "cifar10", "resnet19": "cifar100"}
+FIRST_FOR_MODEL = {"resnet18": "cifar10", "resnet19": "cifar100", "vgg11": "cifar10-dvs"}
 """Which recipe a model's name stands for, where it is not the first that trains it."""
 
 
