@@ -120,19 +120,8 @@ class PLIF(_Node, FusedPLIF, _Memory):
         self.w = w
 
     @property
-    def decay(self) -> float:
-        return torch.sigmoid(-self.w.detach()).item()
-
-    def step(self, x: Tensor, in_place: bool) -> Tensor:
-        self.__dict__["w"] = -self.w  # what the layer's own step reads: the decay's logit
-        try:
-            return super().step(x, in_place)
-        finally:
-            del self.__dict__["w"]
-
-    def sequence(self, x: Tensor) -> Tensor:
-        self._v_steps = []
-        return Neuron.sequence(self, x)  # step by step, each with the sign above
+    def logit(self) -> Tensor:
+        return -self.w
 
 
 def is_neuron(module: nn.Module) -> bool:

@@ -63,19 +63,24 @@ class FusedPLIF(LeakyNeuron):
         self.w = nn.Parameter(torch.tensor(math.log(decay / (1 - decay))))
 
     @property
+    def logit(self) -> Tensor:
+        """What the decay is the sigmoid of."""
+        return self.w
+
+    @property
     def decay(self) -> float:
         """λ as it is now; a number, so on a GPU this waits for it."""
-        return torch.sigmoid(self.w.detach()).item()
+        return torch.sigmoid(self.logit.detach()).item()
 
     def step(self, x: Tensor, in_place: bool) -> Tensor:
         options = self.options | {"scale_by_decay": self.scale_by_decay, "online": self.online}
         if self.memory_form == "paper":
-            spikes, m = plif_step(x, self.membrane, self.w, self.threshold, **options | {"reset": "none"})
+            spikes, m = plif_step(x, self.membrane, self.logit, self.threshold, **options | {"reset": "none"})
             self.membrane = self.after_reset(m)
             return spikes
         options |= {"detach_reset": self.detach_reset, "pack": self.lean or (self.online and in_place)}
         overwrite = self.overwrite and self.lean and in_place
-        spikes, self.membrane = plif_step(x, self.membrane, self.w, self.threshold, overwrite=overwrite, **options)
+        spikes, self.membrane = plif_step(x, self.membrane, self.logit, self.threshold, overwrite=overwrite, **options)
         return spikes
 
     def extra_repr(self) -> str:
