@@ -20,7 +20,7 @@ from .budgets import format_bytes
 from .data import Batches, Dataset
 from .memory.planner import observed_step
 from .progress import EpochBar
-from .recipes import Recipe
+from .recipes import Recipe, as_dict
 from .rules import StepResult
 from .runs import RunFolder
 
@@ -82,7 +82,7 @@ class Trainer:
                     layer.compile(dynamic=False)  # every unit has its own channels, and they never change
         self.epoch, self.batch, self.meter, self.peak_bytes = 0, 0, Meter(), 0
         self.rows: list[dict[str, Any]] = []
-        self.stop_signal = 0
+        self.stop_signal = self.bad_samples_named = 0
 
     @property
     def batches_done(self) -> int:
@@ -122,6 +122,7 @@ class Trainer:
         row |= {"lr": self.rule.optimizers[-1].param_groups[0]["lr"], "peak_bytes": self.peak_bytes}
         if bad := [*self.train_batches.bad_samples, *self.test_batches.bad_samples]:
             row["bad_samples"] = len(bad)
+            self._name_bad_samples(bad)
         self.rows.append(row)
         self.epoch, self.batch, self.meter = self.epoch + 1, 0, Meter()
         self.save()
@@ -136,6 +137,12 @@ class Trainer:
         )
         if self.stop_signal:
             raise Interrupted(self.stop_signal, self.folder.path)
+
+    def _name_bad_samples(self, bad: list[Path]) -> None:
+        """Say which files were left out, each once."""
+        for path in bad[self.bad_samples_named :]:
+            self.console.print(f"left out, as it cannot be read: {path}", highlight=False, markup=False)
+        self.bad_samples_named = len(bad)
 
     def _train(self, x: Tensor, y: Tensor) -> StepResult:
         """One batch; the second one's memory is followed, once the optimizer has its state."""
@@ -183,6 +190,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of everything that the rest of the run depends on."""
         state = {
+            "config": as_dict(self.recipe),
             "rule": self.rule.state_dict(),
             "epoch": self.epoch,
             "batch": self.batch,
