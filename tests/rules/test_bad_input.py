@@ -88,7 +88,7 @@ def test_dimensions(rule, shape):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(3, 3), r"^the model is a Linear: it must be an nn\.Sequential of units ending in a Head, which .*units_from"),
+        (nn.Linear(3, 3), r"^the model is a Linear: it must be an nn\.Sequential of units .*units_from"),
         (nn.Sequential(ConvUnit(3, 4), nn.Linear(4, 10)), r"^the model ends in a Linear: its last part must be a Head"),
         (nn.Sequential(ConvUnit(3, 4), nn.ReLU(), Head(4, 10)), r"^part 1 of the model \(ReLU\) is no Unit: it lacks"),
     ],

@@ -6,8 +6,8 @@ import pytest
 from stdl_engine.train import main
 
 QUICK = [
-    "--dataset", "npz", "--augment", "none", "--model", "resnet18", "--width", "0.0625", "--batch-size", "16", "--steps", "2",
-    "--device", "cpu", "--lr", "0.05",
+    "--dataset", "npz", "--augment", "none", "--model", "resnet18", "--width", "0.0625",
+    "--batch-size", "16", "--steps", "2", "--device", "cpu", "--lr", "0.05",
 ]  # fmt: skip
 
 

@@ -1,0 +1,99 @@
+"""SpikingJelly's network is ours, its memory optimiser is as it comes, and training steps are compared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from spikingjelly.activation_based import functional, memopt
+
+from bench import jelly, memory, training
+from bench.session import Session
+from stdl_engine import FusedLIF
+from stdl_engine.models import build_model
+
+WIDTH, T = 0.0625, 3
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(3, 3, 16, 16), torch.randint(10, (3,))
+
+
+@pytest.mark.parametrize("mode", ["s", "m"])
+def test_same_weights_same_logits_and_gradients(mode, batch):
+    assert (
+        jelly.difference(build_model("resnet18", width=WIDTH), jelly.resnet18(mode, width=WIDTH), *batch, T, mode) == ""
+    )
+
+
+@pytest.mark.parametrize("mode", ["s", "m"])
+def test_another_network_is_found_out(mode, batch):
+    ours = build_model("resnet18", width=WIDTH, decay=0.5)
+    assert jelly.difference(ours, jelly.resnet18(mode, width=WIDTH), *batch, T, mode).startswith("differs: ")
+
+
+def test_a_gradient_that_is_not_exact_is_found_out(batch):
+    theirs = jelly.resnet18("s", online=True, width=WIDTH)
+    found = jelly.difference(build_model("resnet18", width=WIDTH), theirs, *batch, T, "s")
+    assert found.startswith("differs: the gradient of ")
+
+
+def test_the_networks_that_are_compared_fire_to_the_last_layer(batch):
+    model = build_model("resnet18", width=WIDTH)
+    rates = {}
+    for name, module in model.named_modules():
+        if isinstance(module, FusedLIF):
+            module.register_forward_hook(lambda _, x, spikes, name=name: rates.__setitem__(name, spikes.mean().item()))
+    jelly.settle(model, batch[0], T)
+    for _ in range(T):
+        model.eval()(batch[0])
+    assert len(rates) == 17
+    assert all(rate > 0 for rate in rates.values()), rates
+
+
+def test_the_optimised_network_is_what_the_optimiser_makes(batch):
+    x, y = batch
+    torch.manual_seed(0)
+    by_hand = jelly.optimized(jelly.resnet18("m", width=WIDTH))
+    torch.manual_seed(0)
+    by_itself = jelly.resnet18("m", width=WIDTH)
+    targets = (jelly.ConvUnit, jelly.ResidualBlock)
+    memopt.optimize_memory(by_itself, targets, lambda model: jelly.logits(model, x, T, "m"), level=1)
+    functional.reset_net(by_itself)
+    peaks = [jelly.peak_bytes(jelly.Trainer(model, memory.SGD, "m"), x, y, T) for model in (by_hand, by_itself)]
+    assert peaks[0] == peaks[1]
+    plain = jelly.Trainer(jelly.resnet18("m", width=WIDTH), memory.SGD, "m")
+    assert peaks[0] < jelly.peak_bytes(plain, x, y, T)
+
+
+def test_fake_tensors_give_spikingjellys_real_peak():
+    x, y = memory.batch_of(2)
+    for who, make in memory.JELLY.items():
+        assert memory.fake_peak(who, T, 2, WIDTH) == jelly.peak_bytes(make(WIDTH), x, y, T), who
+
+
+def test_training_steps_are_compared_each_in_its_layout(monkeypatch):
+    session = Session("training", 2, quick=True)
+    trainees = {name: training.TRAINEES[name] for name in ("STDL, lean", training.PEER)}
+    size = training.Size(width=WIDTH, batch=2)
+    monkeypatch.setattr(training, "differs", lambda mode: "")
+    training.compare(session, size, trainees)
+    rates = {row.who: row for row in session.rows if row.unit == "samples/s"}
+    assert set(rates) == set(trainees)
+    assert all(row.note in training.LAYOUTS for row in rates.values())
+    assert all(row.spread.p50 > 0 for row in session.rows if row.unit == "MB")
+    (ratio,) = [row for row in session.rows if row.unit == "x"]
+    assert (ratio.who, ratio.against, ratio.target) == ("STDL, lean", training.PEER, ">= 1")
+    profiled = [row for row in session.rows if row.what.endswith("time by operator")]
+    assert bool(profiled) is not ratio.reached
+    assert bool(session.files) is not ratio.reached
+
+
+def test_a_network_that_differs_is_not_trained(monkeypatch):
+    session = Session("training", 2, quick=True)
+    trainees = {name: training.TRAINEES[name] for name in ("SLTT, lean", training.PEER)}
+    monkeypatch.setattr(training, "differs", lambda mode: "differs: logits by 1.0e+00")
+    training.compare(session, training.Size(width=WIDTH, batch=2), trainees)
+    (refused,) = [row for row in session.rows if row.who == training.PEER]
+    assert (refused.spread, refused.note) == (None, "differs: logits by 1.0e+00")
+    assert not any(row.against for row in session.rows)
