@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CODE := kernels stdl_engine bench examples tests
 
-.PHONY: help setup test lint format bench demo clean
+.PHONY: help setup test lint format bench bench-full bench-compare demo clean
 
 help:  ## list the commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 setup: $(VENV)/ready  ## build .venv (quick when nothing changed)
 
@@ -34,8 +34,14 @@ format: setup  ## fix style and formatting
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: $(VENV)/ready-bench  ## measure speed against other libraries; rows go to bench/results/
+bench: $(VENV)/ready-bench  ## measure speed and memory against other libraries, in minutes; writes docs/benchmarks.md
+	$(BIN)/python -m bench --quick
+
+bench-full: $(VENV)/ready-bench  ## the same with all sizes and rounds: about an hour
 	$(BIN)/python -m bench
+
+bench-compare: $(VENV)/ready-bench  ## time the same cases with pytest-benchmark, beside the last saved run
+	$(BIN)/python -m pytest bench --benchmark-enable --benchmark-only --benchmark-autosave --benchmark-compare
 
 demo: setup  ## train a small spiking network on scikit-learn's digits by BPTT and by STDL, and compare
 	$(BIN)/python -m stdl_engine.train digits --compare bptt stdl

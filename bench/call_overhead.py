@@ -1,12 +1,11 @@
 """What one call costs on a layer of 1024 neurons, where time goes to Python and autograd and not to the arithmetic.
 
 Microseconds of the CPU kernel alone, of `lif_step_`, of FusedLIF and of other libraries' layers; forward with the input
-wanting a gradient, and forward with backward. The peers are those of bench/peers.py; torch.relu is there for scale.
+wanting a gradient, and forward with backward. The layers are those of bench/peers.py; torch.relu is there for scale.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from stdl_engine import Triangle, lif_step_
 
 from .cpu_bandwidth import OnlineStep
-from .peers import PEERS, Layer, fused, inputs
+from .peers import CONTENDERS, Layer, fused, inputs
 from .session import Session
 from .timing import Case
 
@@ -24,13 +23,15 @@ CALLS = 50
 
 
 def run(session: Session) -> None:
-    x, grad = inputs(NEURONS)
+    x, grad = (tensor[0] for tensor in inputs(NEURONS, 1))
+    x.requires_grad_()
     steps: dict[str, Callable[[Tensor], Tensor]] = {"torch.relu": torch.relu, "lif_step_": online_step()}
-    steps["FusedLIF(online=True)"] = fused(Triangle(1.0), online=True).step
-    steps["FusedLIF"] = from_reset(fused(Triangle(1.0), online=False))
-    for name, peer in PEERS.items():
-        if peer.same and importlib.util.find_spec(peer.package):
-            steps[name] = from_reset(peer.build())
+    steps["FusedLIF(online=True)"] = fused(online=True, T=1).step
+    for name, contender in CONTENDERS.items():
+        if contender.missing:
+            session.refuse(f"{name}, forward", "µs", contender.missing)
+        elif name != "torch.compile":
+            steps[name] = from_reset(contender.build(False, 1))
     kernel = OnlineStep(NEURONS, torch.float32)
     cases = {"kernel, forward": Case(kernel.forward), "kernel, backward": Case(kernel.backward)}
     for name, step in steps.items():

@@ -1,202 +1,246 @@
-"""FusedLIF steps at least 4 times the neurons per second of SpikingJelly's LIFNode and snnTorch's Leaky.
+"""The layers that are compared, ours and other libraries', each set to the same equation and the same surrogate.
 
-A single step, forward and backward, 4 million float32 neurons, the same equation and surrogate on both sides: soft
-reset, decay 0.1, threshold 1. Times are of the first step of a sequence, from the reset state, and of a later step,
-with the past a constant on both sides; then of a whole sequence of 4 steps with exact gradients through time.
+    m[t] = 0.1 · u[t-1] + x[t]      s[t] = [m[t] >= 1]      u[t] = m[t] - s[t]      ds/dm = max(0, 1 - |m - 1|)
 
 Where the definitions differ, and what is done about it:
 - SpikingJelly takes the membrane's leak off (v - v/tau + x), we multiply by what is left (decay·v + x, decay = 1 -
   1/tau). The rounding differs, so a neuron within a few ulp of the threshold may fire in one and not in the other.
-- snnTorch fires when m > threshold, we when m >= threshold: they differ only where m is the threshold exactly.
-- snnTorch by default resets one step late and takes off the whole threshold, beta·m - threshold·s, with no gradient
-  through it; we take beta·(m - threshold·s). `reset_delay=False` is our equation as long as m stays below twice the
-  threshold, which the inputs here see to. Both forms of it are timed.
-- snnTorch's own triangle is not a triangle (its gradient is plus or minus the threshold), so it is compared with the
-  arctangent, its default, on both sides.
+- snnTorch resets one step late by default; `reset_delay=False` is our equation as long as m stays below twice the
+  threshold, which `inputs` sees to. Its own triangle is not one (its gradient is plus or minus the threshold), so it
+  is given ours, as its interface allows.
+- Norse's LIF cell has a synaptic current of its own; its box cell has none, and moves by a part of the distance from
+  the membrane to the input, v + 0.9·(x - v): with x / 0.9 for x that is our equation. It fires when m > threshold,
+  which differs only where m is the threshold exactly.
+- sinabs gives its decay as a time constant, whose exponential rounds to 0.1 within an ulp or two. It counts several
+  spikes a step by default, and scales the input; both can be switched off.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stdl_engine import ATan, FusedLIF, Triangle
-from stdl_engine.kernels import Surrogate
+from stdl_engine import FusedLIF, Triangle
+from stdl_engine.kernels.lif import reference
 
-from .session import Session
-from .timing import Case, ratios
-
-NEURONS = 4_000_000
-DECAY, THRESHOLD, STEPS = 0.1, 1.0, 4
-TARGET = 4.0
+DECAY, THRESHOLD = 0.1, 1.0
+SURROGATE = Triangle(1.0)
 
 
 @dataclass
 class Layer:
-    """A neuron layer of some library: `step(x)` gives spikes, `reset()` starts a sequence, `detach()` forgets how the
-    state came about."""
+    """A neuron layer of some library, and what its input has to be multiplied by to mean what ours does."""
 
     step: Callable[[Tensor], Tensor]
+    """One time step: current in, spikes out."""
+    sequence: Callable[[Tensor], Tensor]
+    """All time steps, [T, ...]."""
     reset: Callable[[], object]
+    """Start a new sequence."""
     detach: Callable[[], object]
-    online: bool = False
-    """Whether every step's backward must come before the next step."""
+    """Forget how the state came about."""
+    factor: float = 1.0
 
 
-def fused(surrogate: Surrogate, online: bool) -> Layer:
-    lif = FusedLIF(DECAY, THRESHOLD, "soft", surrogate, online=online)
-    return Layer(lif, lif.reset, lif.detach_state, online)
+@dataclass(frozen=True)
+class Contender:
+    """Someone who steps neurons. `build(online, T)` makes the layer for sequences of T steps."""
+
+    name: str
+    build: Callable[[bool, int], Layer]
+    package: str = "torch"
+    """What must be installed."""
+    ours: bool = False
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot take part here; nothing if it can."""
+        if importlib.util.find_spec(self.package) is not None:
+            return ""
+        return f"{self.package} is not installed: pip install 'stdl-engine[bench]'"
 
 
-def spikingjelly() -> Layer:
+def step_by_step(step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A layer without a form for whole sequences, in a loop."""
+    return lambda x: torch.stack([step(x_t) for x_t in x])
+
+
+def fused(online: bool, T: int) -> Layer:
+    """FusedLIF: one kernel a step, or one for all steps where gradients are exact."""
+    lif = FusedLIF(DECAY, THRESHOLD, "soft", SURROGATE, online=online, step_mode="m" if T > 1 and not online else "s")
+    detach = _nothing if online else lif.detach_state  # online, the state has no history to forget
+    return Layer(lif, lif if lif.step_mode == "m" else step_by_step(lif), lif.reset, detach)
+
+
+def _nothing() -> None: ...
+
+
+class Plain:
+    """The reference with a state, as it is or through `wrap`, for example torch.compile."""
+
+    def __init__(self, wrap: Callable[[Callable], Callable] = lambda function: function) -> None:
+        self.membrane: Tensor | None = None
+        self.lif_step, self.lif_sequence = wrap(_reference_step), wrap(_reference_sequence)
+
+    def start(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x, dtype=torch.float32) if self.membrane is None else self.membrane
+
+    def step(self, x: Tensor) -> Tensor:
+        spikes, self.membrane = self.lif_step(x, self.start(x))
+        return spikes
+
+    def sequence(self, x: Tensor) -> Tensor:
+        spikes, self.membrane = self.lif_sequence(x, self.start(x[0]))
+        return spikes
+
+    def reset(self) -> None:
+        self.membrane = None
+
+    def detach(self) -> None:
+        self.membrane = self.membrane.detach()
+
+
+def _reference_step(x: Tensor, membrane: Tensor) -> tuple[Tensor, Tensor]:
+    return reference.lif_step(x, membrane, DECAY, THRESHOLD, surrogate=SURROGATE)
+
+
+def _reference_sequence(x: Tensor, membrane: Tensor) -> tuple[Tensor, Tensor]:
+    return reference.lif_sequence(x, membrane, DECAY, THRESHOLD, surrogate=SURROGATE)
+
+
+def plain(online: bool, T: int) -> Layer:
+    layer = Plain()
+    return Layer(layer.step, layer.sequence, layer.reset, layer.detach)
+
+
+def compiled(online: bool, T: int) -> Layer:
+    torch._dynamo.reset()  # or graphs for another T would have it compile one for every T
+    layer = Plain(torch.compile)
+    return Layer(layer.step, layer.sequence, layer.reset, layer.detach)
+
+
+def spikingjelly(online: bool, T: int) -> Layer:
+    """LIFNode, by its own form for sequences where there are several steps; its device decides the implementation."""
     from spikingjelly.activation_based import neuron, surrogate
 
+    many = T > 1 and not online
     node = neuron.LIFNode(
         tau=1 / (1 - DECAY),
         decay_input=False,
         v_threshold=THRESHOLD,
         v_reset=None,
         surrogate_function=surrogate.PiecewiseQuadratic(alpha=1.0),
-        step_mode="s",
+        step_mode="m" if many else "s",
     )
 
     def detach() -> None:
         node.v = node.v.detach()
 
-    return Layer(node, node.reset, detach)
+    return Layer(node, node if many else step_by_step(node), node.reset, detach)
 
 
-def snntorch(reset_delay: bool) -> Layer:
-    from snntorch import Leaky, surrogate
+def snntorch(online: bool, T: int) -> Layer:
+    from snntorch import Leaky
 
     leaky = Leaky(
         beta=DECAY,
         threshold=THRESHOLD,
-        spike_grad=surrogate.atan(alpha=2.0),
+        spike_grad=lambda distance: reference.Spike.apply(distance, SURROGATE),
         reset_mechanism="subtract",
-        reset_delay=reset_delay,
+        reset_delay=False,
     )
+
+    def step(x: Tensor) -> Tensor:
+        if leaky.mem.device != x.device:
+            leaky.to(x.device)
+        return leaky(x)[0]
 
     def detach() -> None:
         leaky.mem = leaky.mem.detach()
 
-    return Layer(lambda x: leaky(x)[0], leaky.reset_mem, detach)
+    return Layer(step, step_by_step(step), leaky.reset_mem, detach)
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Another library's layer and the surrogate that both sides use; `same` says whether it is our equation too."""
+def norse(online: bool, T: int) -> Layer:
+    from norse.torch.functional.lif_box import LIFBoxFeedForwardState, LIFBoxParameters
+    from norse.torch.functional.reset import reset_subtract
+    from norse.torch.module.lif_box import LIFBoxCell
 
-    package: str
-    build: Callable[[], Layer]
-    surrogate: Surrogate
-    same: bool = True
+    dt = 1e-3
+    cell = LIFBoxCell(
+        LIFBoxParameters(
+            tau_mem_inv=torch.as_tensor((1 - DECAY) / dt),
+            v_th=torch.as_tensor(THRESHOLD),
+            method="triangle",
+            alpha=1.0,
+            reset_method=reset_subtract,
+        ),
+        dt=dt,
+    )
+    state: list[LIFBoxFeedForwardState | None] = [None]
+
+    def step(x: Tensor) -> Tensor:
+        spikes, state[0] = cell(x, state[0])
+        return spikes
+
+    def reset() -> None:
+        state[0] = None
+
+    def detach() -> None:
+        state[0] = LIFBoxFeedForwardState(v=state[0].v.detach())
+
+    return Layer(step, step_by_step(step), reset, detach, factor=1 / (1 - DECAY))
 
 
-PEERS = {
-    "SpikingJelly LIFNode": Peer("spikingjelly", spikingjelly, Triangle(1.0)),
-    "snnTorch Leaky(reset_delay=False)": Peer("snntorch", lambda: snntorch(False), ATan(2.0)),
-    "snnTorch Leaky": Peer("snntorch", lambda: snntorch(True), ATan(2.0), same=False),
+def sinabs(online: bool, T: int) -> Layer:
+    from sinabs.activation import MembraneSubtract, SingleSpike
+    from sinabs.layers import LIF
+
+    lif = LIF(
+        tau_mem=-1 / math.log(DECAY),
+        spike_threshold=torch.tensor(THRESHOLD),
+        spike_fn=SingleSpike,
+        reset_fn=MembraneSubtract(),
+        surrogate_grad_fn=lambda membrane, threshold: SURROGATE(membrane - threshold),
+        norm_input=False,
+    ).requires_grad_(False)
+
+    def sequence(x: Tensor) -> Tensor:
+        if lif.v_mem.device != x.device:
+            lif.to(x.device)
+        return lif(x.unsqueeze(0)).squeeze(0)  # [batch, time, ...] with all of ours in a batch of one
+
+    def detach() -> None:
+        lif.v_mem = lif.v_mem.detach()
+
+    return Layer(lambda x: sequence(x.unsqueeze(0)).squeeze(0), sequence, lif.reset_states, detach)
+
+
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender("FusedLIF", fused, ours=True),
+        Contender("reference", plain),
+        Contender("torch.compile", compiled),
+        Contender("SpikingJelly LIFNode", spikingjelly, "spikingjelly"),
+        Contender("snnTorch Leaky", snntorch, "snntorch"),
+        Contender("Norse LIFBoxCell", norse, "norse"),
+        Contender("sinabs LIF", sinabs, "sinabs"),
+    )
 }
 
 
-def run(session: Session) -> None:
-    for name, peer in PEERS.items():
-        if importlib.util.find_spec(peer.package) is None:
-            session.note(f"{name} skipped: {peer.package} is not installed: pip install 'stdl-engine[bench]'")
-            continue
-        if peer.same:
-            session.note(f"{name}: {agreement(peer)}")
-        for start in STARTS:
-            compare(session, name, peer, start)
-
-
-def compare(session: Session, name: str, peer: Peer, start: str) -> None:
-    """Our layer, exact and online, against one peer from one starting point."""
-    ours = {
-        "FusedLIF": fused(peer.surrogate, online=False),
-        "FusedLIF(online=True)": fused(peer.surrogate, online=True),
-    }
-    x, grad = inputs(NEURONS)
-    cases = {key: STARTS[start](layer, x, grad) for key, layer in {**ours, name: peer.build()}.items()}
-    times = session.time(f"{name}, {start}", cases)
-    neurons = NEURONS * (STEPS if start == "4 steps" else 1)
-    for key in cases:
-        session.record(f"{start}: {key}, {peer.surrogate}", "M neurons/s", [neurons / t / 1e6 for t in times[key]])
-    for key in ours:
-        session.record(f"{start}: {key} vs {name}", "x", ratios(times[name], times[key]), at_least=TARGET)
-
-
-def first_step(layer: Layer, x: Tensor, grad: Tensor) -> Case:
-    """From the reset state."""
-
-    def run() -> None:
-        layer.reset()
-        torch.autograd.grad(layer.step(x), x, grad)
-
-    return Case(run)
-
-
-def later_step(layer: Layer, x: Tensor, grad: Tensor) -> Case:
-    """From the state the step before left, which is a constant."""
-    layer.reset()
-    layer.step(x)
-    return Case(lambda: torch.autograd.grad(layer.step(x), x, grad), prepare=layer.detach)
-
-
-def sequence(layer: Layer, x: Tensor, grad: Tensor) -> Case:
-    """A few steps, then back through all of them; online, back through each at once."""
-
-    def through_time() -> None:
-        layer.reset()
-        torch.autograd.grad([layer.step(x) for _ in range(STEPS)], x, [grad] * STEPS)
-
-    def online() -> None:
-        layer.reset()
-        for _ in range(STEPS):
-            torch.autograd.grad(layer.step(x), x, grad)
-
-    return Case(online if layer.online else through_time)
-
-
-STARTS = {"first step": first_step, "later step": later_step, "4 steps": sequence}
-
-
-def inputs(neurons: int, steps: int | None = None) -> tuple[Tensor, Tensor]:
-    """Currents that keep the membrane below twice the threshold, about a third of them above it; random gradients."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (neurons,) if steps is None else (steps, neurons)
-    x = torch.rand(shape, generator=generator) * 2.2 - 0.5
-    return x.requires_grad_(), torch.randn(shape, generator=generator)
-
-
-def agreement(peer: Peer, neurons: int = 100_000) -> str:
-    """Check that a peer's spikes and gradients through time are ours; say how closely.
-
-    A neuron may fire in one and not in the other only where its membrane is within rounding of the threshold.
-    """
-    x, grad = inputs(neurons, STEPS)
-    ours, theirs = fused(peer.surrogate, online=False), peer.build()
-    spikes, membranes, their_spikes = [], [], []
-    for x_t in x:
-        spikes.append(ours.step(x_t))
-        membranes.append(ours.step.membrane.detach())
-        their_spikes.append(theirs.step(x_t))
-    differ = torch.stack(spikes) != torch.stack(their_spikes)
-    first = differ & (differ.cumsum(0) == 1)
-    distance = (torch.stack(membranes) - THRESHOLD).abs()[first]
-    if not (distance < 1e-6).all():
-        raise AssertionError(f"spikes differ where the membrane is {distance.max():.2g} from the threshold")
-    (our_grad,) = torch.autograd.grad(spikes, x, list(grad))
-    (their_grad,) = torch.autograd.grad(their_spikes, x, list(grad))
-    error = (our_grad - their_grad)[:, ~differ.any(0)].abs().max().item()
-    if error > 1e-5:
-        raise AssertionError(f"gradients differ by {error:.2g}")
-    return (
-        f"over {STEPS} steps of {neurons} neurons the spikes of {int(differ.any(0).sum())} differ (membrane within "
-        f"1e-6 of the threshold); gradients of the others differ by at most {error:.1e}"
-    )
+def inputs(
+    neurons: int, T: int, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Currents [T, neurons] that keep the membrane below twice the threshold, about a third of them above it; and
+    random gradients of the spikes."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(T, neurons, generator=generator) * 2.2 - 0.5
+    grad = torch.randn(T, neurons, generator=generator)
+    return x.to(device, dtype), grad.to(device, dtype)

@@ -6,10 +6,8 @@ import csv
 import datetime
 import functools
 import importlib.metadata
-import os
+import io
 import platform
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,82 +15,110 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
+from stdl_engine.files import write_atomically
+from stdl_engine.runs import PACKAGES as ENGINE_PACKAGES
+from stdl_engine.runs import commit, versions
+
 from .timing import Spread
 
-PACKAGES = ("torch", "numba", "llvmlite", "spikingjelly", "snntorch")
+MORE_PACKAGES = ("llvmlite", "snntorch", "norse", "sinabs")
+PACKAGES = ("python", "stdl-engine", *ENGINE_PACKAGES, *MORE_PACKAGES)
 COLUMNS = (
-    "benchmark", "case", "value", "unit", "target", "p20", "p50", "p80", "rounds",
-    "device", "cpu", "threads", "others", "python", *PACKAGES, "commit", "date",
+    "benchmark", "what", "who", "against", "shape", "dtype", "value", "unit", "target", "p20", "p50", "p80", "rounds",
+    "note", "mode", "device", "cpu", "threads", "others", *PACKAGES, "commit", "date",
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One figure: the median over the rounds, its spread, and what it should reach, if anything."""
 
     benchmark: str
-    case: str
+    what: str
+    """What was done, such as "forward and backward"."""
+    who: str = ""
+    """Who did it: a layer, a rule, a kernel."""
+    against: str = ""
+    """Whom a ratio is against; nothing for other figures."""
+    shape: str = ""
+    dtype: str = ""
     unit: str
-    spread: Spread
-    rounds: int
+    spread: Spread | None
+    """None where there is no figure; the note then says why."""
+    rounds: int = 1
     target: str = ""
     """Such as ">= 0.7" or "<= 3"; nothing where there is none."""
+    note: str = ""
 
     @property
     def reached(self) -> bool:
-        """Whether the median is on the right side of the target."""
+        """Whether the median is on the right side of the target; no figure reaches none."""
+        if self.spread is None:
+            return False
         bound = float(self.target[2:])
         return self.spread.p50 >= bound if self.target.startswith(">=") else self.spread.p50 <= bound
 
     def as_dict(self, environment: dict[str, str]) -> dict[str, str]:
-        p20, p50, p80 = (f"{value:.6g}" for value in (self.spread.p20, self.spread.p50, self.spread.p80))
-        figures = {"value": p50, "unit": self.unit, "target": self.target, "p20": p20, "p50": p50, "p80": p80}
-        return {"benchmark": self.benchmark, "case": self.case, **figures, "rounds": str(self.rounds), **environment}
+        """The row as the CSV file has it."""
+        fields = ("benchmark", "what", "who", "against", "shape", "dtype", "unit", "target", "note")
+        row = {field: getattr(self, field) for field in fields} | {"rounds": str(self.rounds)}
+        p20 = p50 = p80 = ""
+        if self.spread is not None:
+            p20, p50, p80 = (f"{value:.6g}" for value in (self.spread.p20, self.spread.p50, self.spread.p80))
+        return row | {"value": p50, "p20": p20, "p50": p50, "p80": p80} | environment
 
 
-def environment() -> dict[str, str]:
-    """The machine, the versions, the commit and the time, for every row."""
+def environment(device: str, mode: str) -> dict[str, str]:
+    """The machine, the versions, the commit and the time, for every row of one run."""
+    packages = versions() | {package: version(package) for package in MORE_PACKAGES}
     return {
-        "device": "cpu",
+        "mode": mode,
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "cpu": cpu_model(),
         "threads": str(torch.get_num_threads()),
-        "python": platform.python_version(),
-        **{package: version(package) for package in PACKAGES},
+        **{package: packages.get(package, "") for package in PACKAGES},
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a results file, oldest first; a file that is none is an error."""
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in ("benchmark", "what", "value", "date") if name not in (reader.fieldnames or ())]
+        if missing:
+            raise ValueError(f"{path} is no file of results: it has no column {missing[0]!r}; move it elsewhere.")
+        return list(reader)
+
+
 def append(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    """Add rows to a CSV file, all of them or none: the new file is written beside the old one and renamed over it."""
-    earlier: list[dict[str, str]] = []
-    if path.exists():
-        with path.open(newline="", encoding="utf-8") as file:
-            earlier = list(csv.DictReader(file))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows([*earlier, *rows])
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """Add rows to a CSV file, all of them or none."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([*(read(path) if path.exists() else []), *rows])
+    write_atomically(path, text.getvalue())
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:
-    """Rows for reading."""
+    """Rows for reading; columns that all of them leave empty are left out."""
     result = Table(title=title, title_justify="left", title_style="bold")
-    result.add_column("case", no_wrap=True)
+    names = [name for name in ("what", "who", "against", "shape", "dtype") if any(getattr(r, name) for r in rows)]
+    for name in names:
+        result.add_column(name)
     for heading in ("value", "p20", "p80"):
-        result.add_column(heading, justify="right")
+        result.add_column(heading, justify="right", no_wrap=True)
     result.add_column("unit", no_wrap=True)
-    result.add_column("target", no_wrap=True)
+    others = [name for name in ("target", "note") if any(getattr(r, name) for r in rows)]
+    for name in others:
+        result.add_column(name)
     for row in rows:
-        numbers = (f"{value:.3g}" for value in (row.spread.p50, row.spread.p20, row.spread.p80))
-        result.add_row(row.case, *numbers, row.unit, _verdict(row))
+        numbers = ["", "", ""]
+        if row.spread is not None:
+            numbers = [f"{value:.3g}" for value in (row.spread.p50, row.spread.p20, row.spread.p80)]
+        last = {"target": _verdict(row), "note": row.note}
+        result.add_row(*(getattr(row, name) for name in names), *numbers, row.unit, *(last[name] for name in others))
     return result
 
 
@@ -119,15 +145,3 @@ def version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-@functools.cache
-def commit() -> str:
-    """The commit that was measured, with a plus sign if files have been changed since; nothing outside a repository."""
-    git = functools.partial(subprocess.run, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    try:
-        head = git(["git", "rev-parse", "--short=12", "HEAD"])
-        changed = git(["git", "status", "--porcelain", "--untracked-files=no"])
-    except FileNotFoundError:
-        return ""
-    return "" if head.returncode else head.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import torch
 from rich.progress import Progress
 
 from .results import Row
@@ -11,35 +13,66 @@ from .timing import Case, interleave, spread
 
 
 class Session:
-    """One run of one benchmark."""
+    """One run of one benchmark.
 
-    def __init__(self, benchmark: str, rounds: int, progress: Progress | None = None) -> None:
-        self.benchmark, self.rounds, self.progress = benchmark, rounds, progress
+    Attributes:
+        quick: whether to leave out what takes long; each benchmark decides what that is.
+        rounds: interleaved rounds of every timing.
+        device: "cuda" where there is one, else "cpu".
+        rows, notes: what was found.
+        files: other files to keep beside the results, by name: plots, profiles.
+    """
+
+    def __init__(
+        self,
+        benchmark: str,
+        rounds: int,
+        progress: Progress | None = None,
+        *,
+        quick: bool = False,
+        device: str | None = None,
+    ) -> None:
+        self.benchmark, self.rounds, self.progress, self.quick = benchmark, rounds, progress, quick
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.rows: list[Row] = []
         self.notes: list[str] = []
+        self.files: dict[str, bytes | str] = {}
 
-    def time(self, what: str, cases: dict[str, Case], *, calls: int = 1) -> dict[str, list[float]]:
+    def time(
+        self, what: str, cases: dict[str, Case], *, calls: int = 1, warmup: int = 2, rounds: int | None = None
+    ) -> dict[str, list[float]]:
         """Seconds of each case, one sample a round, the cases interleaved."""
+        rounds = rounds or self.rounds
+        options = {"calls": calls, "warmup": warmup, "device": self.device}
         if self.progress is None:
-            return interleave(cases, self.rounds, calls=calls)
-        task = self.progress.add_task(f"{self.benchmark}: {what}", total=self.rounds)
-        times = interleave(cases, self.rounds, calls=calls, tick=lambda: self.progress.advance(task))
+            return interleave(cases, rounds, **options)
+        task = self.progress.add_task(f"{self.benchmark}: {what}", total=rounds)
+        times = interleave(cases, rounds, tick=lambda: self.progress.advance(task), **options)
         self.progress.remove_task(task)
         return times
 
     def record(
         self,
-        case: str,
+        what: str,
         unit: str,
         samples: Sequence[float] | float,
         *,
         at_least: float | None = None,
         at_most: float | None = None,
+        **fields: str,
     ) -> None:
-        """Keep a figure: one value a round, or a single value; and the bound its median should keep."""
+        """Keep a figure: one value a round, or a single value; and the bound its median should keep.
+
+        `fields` are the other texts of a `Row`: who, against, shape, dtype, note.
+        """
         samples = [samples] if isinstance(samples, int | float) else list(samples)
         target = f">= {at_least:g}" if at_least is not None else f"<= {at_most:g}" if at_most is not None else ""
-        self.rows.append(Row(self.benchmark, case, unit, spread(samples), len(samples), target))
+        figure = {"spread": spread(samples), "rounds": len(samples), "target": target}
+        self.rows.append(Row(benchmark=self.benchmark, what=what, unit=unit, **figure, **fields))
+
+    def refuse(self, what: str, unit: str, reason: str, **fields: str) -> None:
+        """Say in a figure's place why there is none: "differs", "not installed"."""
+        self.rows.append(Row(benchmark=self.benchmark, what=what, unit=unit, spread=None, note=reason, **fields))
 
     def show(self, what: str) -> None:
         """Say what is going on when nothing is being timed here."""
@@ -49,3 +82,7 @@ class Session:
     def note(self, text: str) -> None:
         """Say something about the figures, below the table."""
         self.notes.append(text)
+
+    def keep(self, name: str, content: bytes | str) -> None:
+        """Keep a file beside the results."""
+        self.files[Path(name).name] = content

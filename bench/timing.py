@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class Case:
@@ -45,25 +47,35 @@ def ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[flo
 
 
 def interleave(
-    cases: dict[str, Case], rounds: int, *, calls: int = 1, warmup: int = 2, tick: Callable[[], object] = lambda: None
+    cases: dict[str, Case],
+    rounds: int,
+    *,
+    calls: int = 1,
+    warmup: int = 2,
+    device: str = "cpu",
+    tick: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
     """Seconds a call of each case, one sample a round; a sample is the mean over `calls` calls."""
+    sample = _cuda_sample if device == "cuda" else _sample
     times: dict[str, list[float]] = {name: [] for name in cases}
     order = list(cases)
     shuffle = random.Random(0).shuffle
     collecting = gc.isenabled()
     gc.disable()
+    gc.collect()
+    gc.freeze()  # what is there already need not be looked at after every round
     try:
         for i in range(warmup + rounds):
             shuffle(order)
             for name in order:
-                seconds = _sample(cases[name], calls)
+                seconds = sample(cases[name], calls)
                 if i >= warmup:
                     times[name].append(seconds)
             gc.collect()
             if i >= warmup:
                 tick()
     finally:
+        gc.unfreeze()
         if collecting:
             gc.enable()
     return times
@@ -77,3 +89,18 @@ def _sample(case: Case, calls: int) -> float:
     for _ in range(calls):
         run()
     return (time.perf_counter() - start) / calls
+
+
+def _cuda_sample(case: Case, calls: int) -> float:
+    """The GPU's own clock, from an idle GPU to the end of the last kernel: calls return before their work is done."""
+    if case.prepare is not None:
+        case.prepare()
+    run = case.run
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3 / calls

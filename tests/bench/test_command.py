@@ -47,6 +47,7 @@ def test_json_goes_alone_to_standard_output(tmp_path, capsys):
     assert main(["kernels", "--json", "--out", str(tmp_path)]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["who"] for row in rows] == ["FusedLIF", "absent"]
+    assert [row["value"] for row in rows] == ["2", ""]
     assert rows[0]["mode"] == "full"
 
 

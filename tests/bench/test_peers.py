@@ -26,13 +26,29 @@ def fused_with(**options) -> Contender:
     return Contender("someone", build)
 
 
+def forgetful() -> Contender:
+    """The reference with no gradient through time."""
+
+    def build(online: bool, T: int) -> Layer:
+        layer = plain(online, T)
+
+        def step(x):
+            spikes = layer.step(x)
+            layer.detach()
+            return spikes
+
+        return dataclasses.replace(layer, sequence=step_by_step(step))
+
+    return Contender("forgetful", build)
+
+
 WRONG = {
     "decay": fused_with(decay=0.2),
     "threshold": fused_with(threshold=1.01),
     "reset": fused_with(reset="none"),
     "surrogate": fused_with(surrogate=ATan(2.0)),
     "the reset's gradient": fused_with(detach_reset=True),
-    "the past's gradient": dataclasses.replace(fused_with(), build=lambda online, T: fused_with().build(True, T)),
+    "the past's gradient": forgetful(),
 }
 
 
@@ -106,6 +122,16 @@ def test_who_differs_is_reported_and_not_timed(online):
     assert all(row.against != "wrong" for row in session.rows)
     assert len(ran) == (2 if online else 0)  # the check's own steps, and none after it
     assert {row.who for row in session.rows if row.unit == "M neurons/s" and row.spread} == {"FusedLIF"}
+
+
+def test_who_fails_is_reported():
+    def build(online: bool, T: int) -> Layer:
+        raise TypeError("an argument of another version")
+
+    session = Session("kernels", 2)
+    layer = kernels.admit(session, Contender("broken", build), kernels.Setting(online=True, T=1), 64)
+    assert layer is None
+    assert [row.note for row in session.rows] == ["fails: an argument of another version"]
 
 
 def test_we_are_refused_like_anyone_else():

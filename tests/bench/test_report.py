@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import report
+from bench import plots, report
 from bench.markdown import figure, number, pivot, table
 from bench.results import PACKAGES, Row, append
 from bench.timing import Spread
@@ -121,6 +121,19 @@ def test_pictures_are_linked_from_where_the_document_is(tmp_path):
     write(results, "kernels", *kernel_rows())
     (results / "kernels.png").write_bytes(b"")
     assert "![kernels](../bench/results/kernels.png)" in report.document(results, docs)
+
+
+def test_pictures_leave_out_who_was_refused():
+    step = {"benchmark": "kernels", "unit": "M neurons/s", "dtype": "float32", "shape": "1×2^10"}
+    what = "forward and backward, online, T=1"
+    rows = [
+        Row(**step, what=what, who="FusedLIF", spread=Spread(1, 2, 3)),
+        Row(**step, what=what, who="absent", spread=None, note="not installed"),
+    ]
+    over = {"benchmark": "memory", "what": "over time", "unit": "GB", "who": "STDL"}
+    curve = [Row(**over, shape=f"512, T={T}", spread=Spread(T, T, T)) for T in (1, 4)]
+    for picture in (plots.kernels(rows), plots.bars(rows, "M/s"), plots.memory_over_time(curve), plots.kernels([])):
+        assert picture.startswith(b"\x89PNG")
 
 
 def test_no_results_are_an_error(tmp_path):

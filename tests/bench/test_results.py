@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 
 import pytest
 from rich.console import Console
@@ -77,7 +78,7 @@ def test_another_csv_file_is_not_taken_for_results(tmp_path):
 
 
 def test_the_table_says_who_reached_what_and_why_not():
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - closed with the process
+    console = Console(width=160, record=True, file=io.StringIO())
     rows = [row(who="FusedLIF", target=">= 4"), row(who="sinabs", spread=None, note="not installed")]
     console.print(table("title", rows))
     text = console.export_text()

@@ -1,0 +1,169 @@
+"""FusedLIF steps at least 4 times the neurons per second of other libraries' layers, equation and gradients checked.
+
+One step and sequences of 4 and 16; exact (a sequence from the reset state, gradients through time) and online (the
+past a constant, each step's backward before the next step). "forward" is training's, with all that its backward needs.
+Whoever differs from the reference in spikes or gradients is not timed. `copy_` of the bytes the step must move is timed
+in the same rounds, so that each row shows its share of what the memory allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import plots
+from .agreement import agreement
+from .peers import CONTENDERS, Contender, Layer, inputs
+from .session import Session
+from .timing import Case, ratios
+from .traffic import backward_bytes, forward_bytes
+
+TARGET = 4.0
+TARGET_FROM = 2**22
+"""Neurons and steps from which the target counts; below, calls cost more than the work in them."""
+LIBRARIES = ("spikingjelly", "snntorch", "norse", "sinabs")
+SIZES = {T: tuple(2**k for k in range(12, 27 - T.bit_length() + 1, 2)) for T in (1, 4, 16)}
+QUICK_SIZES = {1: (2**12, 2**22), 4: (2**20,), 16: (2**18,)}
+DIRECTIONS = ("forward", "forward and backward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One comparison: who computes what gradient, over how many steps."""
+
+    online: bool
+    T: int
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        return f"{'online' if self.online else 'exact'}, T={self.T}"
+
+
+def run(session: Session) -> None:
+    sizes = QUICK_SIZES if session.quick else SIZES
+    dtypes = (torch.float32, torch.float16, torch.bfloat16) if session.device == "cuda" else (torch.float32,)
+    for dtype in dtypes:
+        for T, some in sizes.items():
+            for online in (True, False):
+                compare(session, Setting(online=online, T=T, dtype=dtype), some)
+    session.keep("kernels.png", plots.kernels([row for row in session.rows if row.unit == "M neurons/s"]))
+
+
+def compare(
+    session: Session, setting: Setting, sizes: tuple[int, ...], contenders: dict[str, Contender] = CONTENDERS
+) -> None:
+    """All contenders in one setting, over the sizes."""
+    layers = {}
+    for name, contender in contenders.items():
+        layer = admit(session, contender, setting, sizes[0])
+        if layer is not None:
+            layers[name] = layer
+    for neurons in sizes:
+        for direction in DIRECTIONS:
+            measure(session, setting, direction, neurons, layers, contenders)
+
+
+def admit(session: Session, contender: Contender, setting: Setting, neurons: int) -> Layer | None:
+    """The contender's layer, if it is there and computes what the reference does; else the rows say why not."""
+
+    def refuse(reason: str) -> None:
+        fields = {"who": contender.name, "dtype": name_of(setting.dtype)}
+        session.refuse(f"{DIRECTIONS[1]}, {setting}", "M neurons/s", reason, **fields)
+
+    if contender.missing:
+        return refuse(contender.missing)
+    if session.quick and contender.name == "torch.compile" and setting.T > 4 and not setting.online:
+        return refuse("left out of --quick: compiling 16 steps in a row takes a minute")
+    session.show(f"checking {contender.name}, {setting}")
+    options = {"online": setting.online, "T": setting.T, "dtype": setting.dtype, "device": session.device}
+    try:
+        layer = contender.build(setting.online, setting.T)
+        found = agreement(contender, neurons=min(neurons, 2**16), layer=layer, **options)
+    except (RuntimeError, TypeError, ValueError) as error:  # a version of a library that cannot do this
+        return refuse(f"fails: {str(error).splitlines()[0]}")
+    if not found.same:
+        return refuse(f"differs: {found}")
+    return layer
+
+
+def measure(
+    session: Session, setting: Setting, direction: str, neurons: int, layers: dict[str, Layer],
+    contenders: dict[str, Contender] = CONTENDERS,
+) -> None:  # fmt: skip
+    """Time one size and record neurons per second, shares of copy_, and ratios of our rate to each other one's."""
+    backward = direction == DIRECTIONS[1]
+    x, grad = inputs(neurons, setting.T, setting.dtype, session.device)
+    moved = forward_bytes(setting.online, setting.dtype) + (backward_bytes(setting.dtype) if backward else 0)
+    cases = {name: case(layer, setting, x, grad, backward) for name, layer in layers.items()}
+    cases["copy_"] = copy(moved * neurons * setting.T, session.device)
+    shape = f"{setting.T}×2^{neurons.bit_length() - 1}"
+    updates = neurons * setting.T
+    rounds = session.rounds if updates <= TARGET_FROM else max(5, session.rounds // 4)  # they take seconds each
+    times = session.time(f"{direction}, {setting}, {shape}", cases, calls=calls_for(updates), rounds=rounds)
+    for layer in layers.values():
+        layer.reset()
+    fields = {"shape": shape, "dtype": name_of(setting.dtype)}
+    what = f"{direction}, {setting}"
+    for name in layers:
+        rate = [neurons * setting.T / t / 1e6 for t in times[name]]
+        session.record(what, "M neurons/s", rate, who=name, **fields)
+        session.record(what, "of copy_", ratios(times["copy_"], times[name]), who=name, **fields)
+    counts = backward and updates >= TARGET_FROM
+    for ours, theirs in pairs(layers, contenders):
+        target = TARGET if counts and contenders[theirs].package in LIBRARIES else None
+        ratio = ratios(times[theirs], times[ours])
+        session.record(what, "x", ratio, who=ours, against=theirs, at_least=target, **fields)
+
+
+def pairs(names: Iterable[str], contenders: dict[str, Contender]) -> list[tuple[str, str]]:
+    """Each of ours with each of the others."""
+    names = list(names)
+    return [(a, b) for a in names for b in names if contenders[a].ours and not contenders[b].ours]
+
+
+def case(layer: Layer, setting: Setting, x: Tensor, grad: Tensor, backward: bool) -> Case:
+    """What is timed: T steps forward, or forward and backward."""
+    x = x * layer.factor
+    if setting.online:
+        pairs = [(x_t.clone().requires_grad_(), grad_t) for x_t, grad_t in zip(x, grad, strict=True)]
+        layer.reset()
+
+        def step() -> None:  # goes on from the state before, which is a constant
+            for x_t, grad_t in pairs:
+                spikes = layer.step(x_t)
+                if backward:
+                    torch.autograd.grad(spikes, x_t, grad_t)
+                layer.detach()
+
+    else:
+        forward = layer.sequence
+        if setting.T == 1:  # no library's detour over a sequence of one
+            forward, x, grad = layer.step, x[0].clone(), grad[0]
+        x.requires_grad_()
+
+        def step() -> None:
+            layer.reset()
+            spikes = forward(x)
+            if backward:
+                torch.autograd.grad(spikes, x, grad)
+
+    return Case(step)
+
+
+def copy(moved: int, device: str = "cpu") -> Case:
+    """Tensor.copy_ reading and writing `moved` bytes in all."""
+    source, target = torch.ones(moved // 8, device=device), torch.zeros(moved // 8, device=device)
+    return Case(lambda: target.copy_(source))
+
+
+def calls_for(updates: int) -> int:
+    """Calls in one sample: enough for some milliseconds."""
+    return max(1, min(50, 2**18 // updates))
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype without its module."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,31 @@
+"""Where a training step's time goes, by operator: kept beside the results where a target is missed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity
+
+from .session import Session
+
+SHOWN = 12
+
+
+def keep(session: Session, stepper: object, x: Tensor, y: Tensor, T: int, shape: str) -> None:
+    """Profile one step after a warm one; the whole table goes to a file, the longest operators to rows."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if session.device == "cuda" else [])]
+    stepper.step(x, y, T)
+    with torch.profiler.profile(activities=activities) as found:
+        stepper.step(x, y, T)
+    averages = found.key_averages()
+    on_gpu = session.device == "cuda"
+    order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    name = f"training_profile_{shape.replace(', ', '_').replace(' ', '').replace('=', '')}.txt"
+    session.keep(name, averages.table(sort_by=order, row_limit=40) + "\n")
+    session.note(f"STDL, lean is behind at {shape}: its profile is in {name}.")
+    longest = sorted(averages, key=lambda event: getattr(event, order), reverse=True)
+    total = sum(getattr(event, order) for event in averages)
+    for event in longest[:SHOWN]:
+        share = 100 * getattr(event, order) / total
+        fields = {"who": event.key, "shape": shape, "note": f"{event.count} calls"}
+        session.record("STDL, lean, a step's time by operator", "%", share, **fields)

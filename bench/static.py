@@ -1,0 +1,176 @@
+"""On a GPU the fused kernels move the fewest bytes that can be and launch one kernel a step; checkable without one.
+
+Our Triton kernels and SpikingJelly's are compiled ahead of time for sm_90 by the same code, with the types, alignments
+and options of their launches, and the loads and stores of the generated PTX are counted. Beside each figure is the
+minimum: every operand read once, every result written once, states in float32. Launches are counted in Triton's
+interpreter, and for plain PyTorch as operators.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .session import Session
+
+TARGET = "sm_90"
+STEPS = 4
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What a kernel must read and write: float32 states, maps in the caller's dtype, and maybe the spikes' bits."""
+
+    states: int
+    maps: int = 2
+    bits: bool = False
+
+    def bytes(self, itemsize: int) -> float:
+        """A neuron and step."""
+        return 4 * self.states + itemsize * self.maps + self.bits / 8
+
+
+MINIMUM = {
+    "lif_online_fwd": Moves(2, bits=True),  # x, m in; m, spikes out
+    "lif_online_bwd": Moves(1),  # m, the spikes' gradient in; x's gradient out
+    "lif_fwd": Moves(2),
+    "lif_bwd": Moves(4),  # m, the m before, m's gradient in; the gradient of the m before out
+    "lif_sequence_fwd": Moves(1, bits=True),  # m is written for backward, never read
+    "lif_sequence_bwd": Moves(1),
+    "plif_online_fwd": Moves(2, bits=True),
+    "plif_online_bwd": Moves(2),  # the m before, for the decay's gradient
+    "plif_bwd": Moves(4),
+    "alif_online_fwd": Moves(4, bits=True),  # two states
+    "alif_online_bwd": Moves(2),
+    "alif_bwd": Moves(8),
+}
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+LAUNCHES = 1.0
+"""The fewest kernels of a step and direction; fewer only where one runs several steps."""
+
+
+def run(session: Session) -> None:
+    if importlib.util.find_spec("triton") is None:
+        session.refuse("bytes a neuron", "bytes", "triton is not installed: pip install triton (Linux)")
+        return
+    from stdl_engine.kernels import dispatch
+
+    if dispatch.interpreting():
+        raise ValueError("TRITON_INTERPRET is set, under which Triton compiles nothing: unset it and run this again.")
+    kernels(session)
+    against_spikingjelly(session)
+    session.show("counting launches in Triton's interpreter")
+    launches(session)
+
+
+def kernels(session: Session) -> None:
+    """Bytes, vector width, registers and spills of our kernels."""
+    from stdl_engine.kernels.inspect import KERNELS, figures
+
+    for name in KERNELS:
+        for dtype in ("float32",) if session.quick else ITEMSIZE:
+            session.show(f"compiling {name}, {dtype}")
+            found = figures(name, dtype, TARGET)
+            moved = found["bytes_read"] + found["bytes_written"]
+            fields = {"who": name, "shape": TARGET, "dtype": dtype}
+            note = f"{found['vector_bits']}-bit accesses, {found['registers']} registers, {found['spills']} B spilled"
+            session.record("bytes a neuron and step", "bytes", moved, note=note, **fields)
+            if name in MINIMUM:  # a kernel that is new here has no row of its own yet
+                least = MINIMUM[name].bytes(ITEMSIZE[dtype])
+                session.record("bytes against the minimum", "x", moved / least, at_most=1.0, **fields)
+
+
+def against_spikingjelly(session: Session) -> None:
+    """The same job by our exact kernels and by SpikingJelly's: one step, and four in one kernel."""
+    if importlib.util.find_spec("spikingjelly") is None:
+        session.refuse("bytes a neuron and step", "bytes", "spikingjelly is not installed", who="SpikingJelly")
+        return
+    for T, ours in ((1, "lif_{}"), (STEPS, "lif_sequence_{}")):
+        for direction in ("fwd", "bwd"):
+            session.show(f"compiling SpikingJelly's LIF, T={T}, {direction}")
+            theirs = jelly_figures(direction, T)
+            mine = our_figures(ours.format(direction), T)
+            what = f"exact LIF, T={T}, {'forward' if direction == 'fwd' else 'backward'}"
+            for who, found in (("FusedLIF", mine), ("SpikingJelly", theirs)):
+                fields = {"who": who, "shape": TARGET, "dtype": "float32", "note": found["note"]}
+                session.record(what, "bytes", found["bytes"], **fields)
+            ratio = theirs["bytes"] / mine["bytes"]
+            fields = {"who": "FusedLIF", "against": "SpikingJelly", "shape": TARGET, "dtype": "float32"}
+            session.record(what, "x", ratio, **fields)
+
+
+def our_figures(name: str, T: int) -> dict[str, Any]:
+    """Bytes a neuron and step of one of our kernels over T steps, what is outside its loop included."""
+    from stdl_engine.kernels.inspect import KERNELS, TARGETS, compile_kernel
+
+    kernel = KERNELS[name]
+    compiled = compile_kernel(kernel, "float32", TARGETS[TARGET])
+    per_thread = thread_bytes(compiled.asm["ptx"], T - 1)  # the last step stands after the loop
+    return _figures(per_thread * kernel.module.THREADS / kernel.module.BLOCK / T, compiled)
+
+
+def jelly_figures(direction: str, T: int) -> dict[str, Any]:
+    """The same of SpikingJelly's kernel, with the block size and the options of its own launch."""
+    import triton
+    from spikingjelly._ops.lif import triton as jelly
+    from triton.compiler import ASTSource, make_backend
+
+    from stdl_engine.kernels.inspect import TARGETS
+
+    block, warps = 256, 4  # Triton's default number of warps, which SpikingJelly leaves as it is
+    constants = {"T": T, "DECAY_INPUT": False, "SOFT_RESET": True, "STORE_V_SEQ": False, "BLOCK": block, "LAYOUT": None}
+    source = jelly._forward_kernel if direction == "fwd" else jelly._backward_kernel
+    if direction == "bwd":
+        constants |= {"DETACH_RESET": False, "SURROGATE": 2, "UNROLL": T}
+    backend = make_backend(TARGETS[TARGET])
+    signature, attributes = {}, {}
+    for place, name in enumerate(source.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name.endswith("_ptr"):
+            signature[name], attributes[place,] = "*fp32", backend.parse_attr("DS")
+        elif name == "N":
+            signature[name], attributes[place,] = "i32", backend.parse_attr("D")
+        else:
+            signature[name] = "fp32"
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    built = ASTSource(source, signature, constants, attributes)
+    compiled = triton.compile(built, target=TARGETS[TARGET], options=options)
+    per_thread = thread_bytes(compiled.asm["ptx"], T)
+    return _figures(per_thread * warps * TARGETS[TARGET].warp_size / block / T, compiled)
+
+
+def thread_bytes(ptx: str, runs: int) -> float:
+    """Bytes a thread moves; those of a loop, if there is one, as often as it runs."""
+    from stdl_engine.kernels.inspect import accesses
+
+    try:
+        return sum(access.bits for access in accesses(ptx)) / 8
+    except ValueError:  # there is a loop
+        inside = sum(access.bits for access in accesses(ptx, in_loop=True)) / 8
+        everything = sum(access.bits for access in accesses(re.sub(r"^.*\bbra\b.*$", "", ptx, flags=re.M))) / 8
+        return everything + (runs - 1) * inside
+
+
+def _figures(moved: float, compiled: Any) -> dict[str, Any]:
+    from stdl_engine.kernels.inspect import accesses, resources
+
+    flat = accesses(re.sub(r"^.*\bbra\b.*$", "", compiled.asm["ptx"], flags=re.M))
+    narrowest = min(access.bits for access in flat if access.bits > 8)
+    registers, spills = resources(compiled)
+    return {"bytes": moved, "note": f"{narrowest}-bit accesses, {registers} registers, {spills} B spilled"}
+
+
+def launches(session: Session) -> None:
+    """Kernels a step, of everyone."""
+    from .launches import in_interpreter
+
+    for row in in_interpreter():
+        for direction in ("forward", "backward"):
+            ours = row["who"].startswith("Fused")
+            what = f"launches a step, {direction}, {row['what']}"
+            fields = {"who": row["who"], "note": row["note"]}
+            session.record(what, "launches", row[direction], at_most=LAUNCHES if ours else None, **fields)
