@@ -12,6 +12,7 @@ from .. import dispatch
 from ..bits import attach
 from ..layout import empty_like, is_dense, like, same_order
 from ..lif.ops import check_parameters, check_tensors, empty_bits
+from ..registration import LIBRARY, Operator
 from ..surrogate import Surrogate, as_surrogate
 from . import reference
 from .reference import BETA, RHO
@@ -148,7 +149,7 @@ def _kernels(backend: str, device: torch.device):
     return module
 
 
-@torch.library.custom_op("stdl_engine::alif_step", mutates_args=())
+@Operator
 def _alif_step(
     x: Tensor, m_prev: Tensor, adaptation_prev: Tensor, decay: float, threshold: float, beta: float, rho: float,
     scale: float, form: str, a: float, b: float, backend: str, detach_reset: bool, advance: bool, pack: bool,
@@ -172,7 +173,7 @@ def _empty_results(x: Tensor, m_prev: Tensor, advance: bool, pack: bool) -> tupl
     return empty_like(x, x.dtype), empty_like(x, m_prev.dtype), adaptation, empty_bits(x, pack)
 
 
-@torch.library.custom_op("stdl_engine::alif_backward", mutates_args=())
+@Operator
 def _alif_backward(
     m: Tensor, adaptation: Tensor, grad_spikes: Tensor | None, grad_m: Tensor | None, grad_adaptation: Tensor | None,
     m_prev: Tensor | None, adaptation_prev: Tensor | None, dtype: torch.dtype, wants_past: bool,
@@ -236,11 +237,10 @@ def _backward(ctx, grad_spikes, grad_m, grad_adaptation, _):
 _alif_step.register_autograd(_backward, setup_context=_setup_context)
 
 
-# The online steps change their arguments, which `custom_op` cannot differentiate: the same registration by hand.
-_library = torch.library.Library("stdl_engine", "FRAGMENT")
+# The online steps change their arguments, which an `Operator` does not: the same registration by hand.
 _options = "float decay, float threshold, float beta, float rho, float scale, str form, float a, float b, str backend"
-_library.define(f"alif_step_(Tensor x, Tensor(a!) m, Tensor(b!) adaptation, {_options}) -> (Tensor, Tensor)")
-_library.define(f"alif_step_over_(Tensor(c!) x, Tensor(a!) m, Tensor(b!) adaptation, {_options}) -> Tensor")
+LIBRARY.define(f"alif_step_(Tensor x, Tensor(a!) m, Tensor(b!) adaptation, {_options}) -> (Tensor, Tensor)")
+LIBRARY.define(f"alif_step_over_(Tensor(c!) x, Tensor(a!) m, Tensor(b!) adaptation, {_options}) -> Tensor")
 _alif_step_ = torch.ops.stdl_engine.alif_step_.default
 _alif_step_over_ = torch.ops.stdl_engine.alif_step_over_.default
 
@@ -254,19 +254,19 @@ def _advance(x, m, adaptation, spikes, packed, decay, threshold, beta, rho, scal
         torch.autograd.graph.increment_version((m, adaptation))
 
 
-@torch.library.impl(_library, "alif_step_", "CompositeExplicitAutograd")
+@torch.library.impl(LIBRARY, "alif_step_", "CompositeExplicitAutograd")
 def _(x, m, adaptation, *options):
     spikes, packed = empty_like(m, x.dtype), empty_bits(m)
     _advance(like(x, m), m, adaptation, spikes, packed, *options)
     return spikes, packed
 
 
-@torch.library.register_fake("stdl_engine::alif_step_", lib=_library)
+@torch.library.register_fake("stdl_engine::alif_step_", lib=LIBRARY)
 def _(x, m, adaptation, *options):
     return empty_like(m, x.dtype), empty_bits(m)
 
 
-@torch.library.impl(_library, "alif_step_over_", "CompositeExplicitAutograd")
+@torch.library.impl(LIBRARY, "alif_step_over_", "CompositeExplicitAutograd")
 def _(x, m, adaptation, *options):
     packed, ordered = empty_bits(m), like(x, m)
     _advance(ordered, m, adaptation, ordered, packed, *options)
@@ -275,7 +275,7 @@ def _(x, m, adaptation, *options):
     return packed
 
 
-@torch.library.register_fake("stdl_engine::alif_step_over_", lib=_library)
+@torch.library.register_fake("stdl_engine::alif_step_over_", lib=LIBRARY)
 def _(x, m, adaptation, *options):
     return empty_bits(m)
 
@@ -314,11 +314,11 @@ class _Online(torch.autograd.Function):
         return grad_x, *nothing
 
 
-@torch.library.impl(_library, "alif_step_", "Autograd")
+@torch.library.impl(LIBRARY, "alif_step_", "Autograd")
 def _(x, m, adaptation, *options):
     return _Online.apply(x, m, adaptation, False, *options)
 
 
-@torch.library.impl(_library, "alif_step_over_", "Autograd")
+@torch.library.impl(LIBRARY, "alif_step_over_", "Autograd")
 def _(x, m, adaptation, *options):
     return _Online.apply(x, m, adaptation, True, *options)[1]

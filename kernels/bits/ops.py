@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import dispatch
+from ..registration import Operator
 
 
 def packed_size(elements: int) -> int:
@@ -20,7 +21,7 @@ def unpack(packed: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: t
     return _unpack_bits(packed, list(shape), list(stride), dtype)
 
 
-@torch.library.custom_op("stdl_engine::unpack_bits", mutates_args=())
+@Operator
 def _unpack_bits(packed: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
     dense = torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
     if dense.numel():

@@ -9,6 +9,7 @@ from .. import dispatch
 from ..bits import attach
 from ..bits.reference import pack as pack_bits
 from ..layout import empty_like, is_dense, like
+from ..registration import Operator
 from ..surrogate import Surrogate, as_surrogate
 from . import reference
 from .ops import check_step, empty_bits
@@ -86,7 +87,7 @@ def _empty_results(x: Tensor, m_prev: Tensor, keep: bool, pack: bool) -> tuple[T
     return _empty_steps(x[0], len(x), x.dtype), empty_like(x[0], m_prev.dtype), kept, empty_bits(x, pack)
 
 
-@torch.library.custom_op("stdl_engine::lif_sequence", mutates_args=())
+@Operator
 def _lif_sequence(
     x: Tensor, m_prev: Tensor, decay: float, threshold: float, reset: str, reset_value: float, scale: float,
     detach_reset: bool, form: str, a: float, b: float, backend: str, keep: bool, pack: bool,
@@ -105,7 +106,7 @@ def _(x, m_prev, *options):
     return _empty_results(_by_step(x), m_prev, *options[-2:])
 
 
-@torch.library.custom_op("stdl_engine::lif_sequence_backward", mutates_args=())
+@Operator
 def _lif_sequence_backward(
     m: Tensor, kept: Tensor, grad_spikes: Tensor | None, grad_m: Tensor | None, m_prev: Tensor | None,
     dtype: torch.dtype, decay: float, threshold: float, reset: str, reset_value: float, scale: float,

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import dispatch
 from ..bits import attach, packed_size
 from ..layout import empty_like, is_dense, like, same_order
+from ..registration import LIBRARY, Operator
 from ..surrogate import Surrogate, as_surrogate
 from . import reference
 
@@ -181,7 +182,7 @@ def _kernels(backend: str, device: torch.device):
     return module
 
 
-@torch.library.custom_op("stdl_engine::lif_step", mutates_args=())
+@Operator
 def _lif_step(
     x: Tensor, m_prev: Tensor, decay: float, threshold: float, reset: str, reset_value: float, scale: float,
     detach_reset: bool, form: str, a: float, b: float, backend: str, pack: bool,
@@ -205,7 +206,7 @@ def empty_bits(spikes: Tensor, pack: bool = True) -> Tensor:
     return torch.empty(packed_size(spikes.numel()) if pack else 0, dtype=torch.uint8, device=spikes.device)
 
 
-@torch.library.custom_op("stdl_engine::lif_backward", mutates_args=())
+@Operator
 def _lif_backward(
     m: Tensor, grad_spikes: Tensor | None, grad_m: Tensor | None, m_prev: Tensor | None, dtype: torch.dtype,
     decay: float, threshold: float, reset: str, reset_value: float, scale: float,
@@ -261,13 +262,12 @@ def _backward(ctx, grad_spikes, grad_m, _):
 _lif_step.register_autograd(_backward, setup_context=_setup_context)
 
 
-# The online steps change their arguments, which `custom_op` cannot differentiate: the same registration by hand.
-_library = torch.library.Library("stdl_engine", "FRAGMENT")
+# The online steps change their arguments, which an `Operator` does not: the same registration by hand.
 _options = (
     "float decay, float threshold, str reset, float reset_value, float scale, str form, float a, float b, str backend"
 )
-_library.define(f"lif_step_(Tensor x, Tensor(a!) m, {_options}) -> (Tensor, Tensor)")
-_library.define(f"lif_step_over_(Tensor(b!) x, Tensor(a!) m, {_options}) -> Tensor")
+LIBRARY.define(f"lif_step_(Tensor x, Tensor(a!) m, {_options}) -> (Tensor, Tensor)")
+LIBRARY.define(f"lif_step_over_(Tensor(b!) x, Tensor(a!) m, {_options}) -> Tensor")
 _lif_step_ = torch.ops.stdl_engine.lif_step_.default
 _lif_step_over_ = torch.ops.stdl_engine.lif_step_over_.default
 
@@ -281,19 +281,19 @@ def _advance(x, m, spikes, packed, decay, threshold, reset, reset_value, scale, 
         torch.autograd.graph.increment_version(m)
 
 
-@torch.library.impl(_library, "lif_step_", "CompositeExplicitAutograd")
+@torch.library.impl(LIBRARY, "lif_step_", "CompositeExplicitAutograd")
 def _(x, m, *options):
     spikes, packed = empty_like(m, x.dtype), empty_bits(m)
     _advance(like(x, m), m, spikes, packed, *options)
     return spikes, packed
 
 
-@torch.library.register_fake("stdl_engine::lif_step_", lib=_library)
+@torch.library.register_fake("stdl_engine::lif_step_", lib=LIBRARY)
 def _(x, m, *options):
     return empty_like(m, x.dtype), empty_bits(m)
 
 
-@torch.library.impl(_library, "lif_step_over_", "CompositeExplicitAutograd")
+@torch.library.impl(LIBRARY, "lif_step_over_", "CompositeExplicitAutograd")
 def _(x, m, *options):
     packed, same_order = empty_bits(m), like(x, m)
     _advance(same_order, m, same_order, packed, *options)
@@ -302,7 +302,7 @@ def _(x, m, *options):
     return packed
 
 
-@torch.library.register_fake("stdl_engine::lif_step_over_", lib=_library)
+@torch.library.register_fake("stdl_engine::lif_step_over_", lib=LIBRARY)
 def _(x, m, *options):
     return empty_bits(m)
 
@@ -341,11 +341,11 @@ class _Online(torch.autograd.Function):
         return grad_x, *(None for _ in range(2 + len(ctx.options)))
 
 
-@torch.library.impl(_library, "lif_step_", "Autograd")
+@torch.library.impl(LIBRARY, "lif_step_", "Autograd")
 def _(x, m, *options):
     return _Online.apply(x, m, False, *options)
 
 
-@torch.library.impl(_library, "lif_step_over_", "Autograd")
+@torch.library.impl(LIBRARY, "lif_step_over_", "Autograd")
 def _(x, m, *options):
     return _Online.apply(x, m, True, *options)[1]

@@ -9,6 +9,7 @@ from .. import dispatch
 from ..bits import attach
 from ..layout import empty_like, is_dense, like
 from ..lif.ops import check_parameters, check_tensors, empty_bits
+from ..registration import LIBRARY, Operator
 from ..surrogate import Surrogate, as_surrogate
 from . import reference
 
@@ -105,7 +106,7 @@ def _fire(
         _kernels(backend, x.device).forward(x, like(m_prev, x), torch.sigmoid(w), m, spikes, packed, **options)
 
 
-@torch.library.custom_op("stdl_engine::plif_step", mutates_args=())
+@Operator
 def _plif_step(
     x: Tensor, m_prev: Tensor, w: Tensor, threshold: float, reset: str, reset_value: float, detach_reset: bool,
     scale: float, scale_by_decay: bool, form: str, a: float, b: float, backend: str, pack: bool,
@@ -123,7 +124,7 @@ def _(x, m_prev, w, *options):
     return empty_like(x, x.dtype), empty_like(x, m_prev.dtype), empty_bits(x, options[-1])
 
 
-@torch.library.custom_op("stdl_engine::plif_backward", mutates_args=())
+@Operator
 def _plif_backward(
     m: Tensor, grad_spikes: Tensor | None, grad_m: Tensor | None, m_prev: Tensor | None, w: Tensor,
     dtype: torch.dtype, wants_past: bool, wants_w: bool, threshold: float, reset: str, reset_value: float,
@@ -189,16 +190,15 @@ def _backward(ctx, grad_spikes, grad_m, _):
 _plif_step.register_autograd(_backward, setup_context=_setup_context)
 
 
-# The step over its input changes an argument, which `custom_op` cannot differentiate: the same registration by hand.
-_library = torch.library.Library("stdl_engine", "FRAGMENT")
-_library.define(
+# The step over its input changes an argument, which an `Operator` does not: the same registration by hand.
+LIBRARY.define(
     "plif_step_over_(Tensor(a!) x, Tensor m_prev, Tensor w, float threshold, str reset, float reset_value, "
     "bool detach_reset, float scale, bool scale_by_decay, str form, float a, float b, str backend) -> (Tensor, Tensor)"
 )
 _plif_step_over_ = torch.ops.stdl_engine.plif_step_over_.default
 
 
-@torch.library.impl(_library, "plif_step_over_", "CompositeExplicitAutograd")
+@torch.library.impl(LIBRARY, "plif_step_over_", "CompositeExplicitAutograd")
 def _(x, m_prev, w, *options):
     dense = x if is_dense(x) else x.contiguous()
     m, packed = empty_like(dense, m_prev.dtype), empty_bits(dense)
@@ -208,7 +208,7 @@ def _(x, m_prev, w, *options):
     return m, packed
 
 
-@torch.library.register_fake("stdl_engine::plif_step_over_", lib=_library)
+@torch.library.register_fake("stdl_engine::plif_step_over_", lib=LIBRARY)
 def _(x, m_prev, w, *options):
     x = x if is_dense(x) else x.contiguous()
     return empty_like(x, m_prev.dtype), empty_bits(x)
@@ -231,6 +231,6 @@ class _Over(torch.autograd.Function):
         return *_gradients(ctx, grad_spikes, None), *(None for _ in ctx.options)
 
 
-@torch.library.impl(_library, "plif_step_over_", "Autograd")
+@torch.library.impl(LIBRARY, "plif_step_over_", "Autograd")
 def _(x, m_prev, w, *options):
     return _Over.apply(x, m_prev, w, *options)[1:]
