@@ -63,7 +63,7 @@ def test_budget_in_bytes(capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["resnet99"], "unknown recipe or model 'resnet99': the recipes are cifar10"),
+        (["resnet99"], "unknown recipe or model 'resnet99': the recipes are digits"),
         (["resnet18", "--rule", "magic"], "unknown rule 'magic': choose from bptt"),
         (["resnet18", "--batch-size", "1"], "--batch-size is 1: it must be 2 or more"),
         (["resnet18", "--steps", "0"], "--steps is 0: it must be 1 or more"),

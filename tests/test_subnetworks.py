@@ -178,7 +178,10 @@ def test_plan_without_a_budget_prints_too():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(3, 3), r"^the model is a Linear: it must be an nn\.Sequential of units ending in a Head\.$"),
+        (
+            nn.Linear(3, 3),
+            r"^the model is a Linear: it must be an nn\.Sequential of units ending in a Head, which .*units_from",
+        ),
         (nn.ModuleList([ConvUnit(3, 4), Head(4, 10)]), r"^the model is a ModuleList: it must be an nn\.Sequential"),
         (nn.Sequential(), r"^the model is a Sequential: it must be"),
         (nn.Sequential(Head(4, 10)), r"^the model is a Sequential: it must be"),
