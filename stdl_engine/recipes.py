@@ -146,7 +146,7 @@ _EVENTS = {"events": True, "batch_size": 100, "optimizer": "adamw", "weight_deca
 _DIGITS = {"model": "vgg11", "width": 0.25, "num_classes": 10, "steps": 4, "batch_size": 50, "weight_decay": 5e-5}
 
 _ALL = (
-    Recipe(name="digits", dataset="digits", in_shape=(1, 16, 16), epochs=5, lr=0.1, **_DIGITS),
+    Recipe(name="digits", dataset="digits", in_shape=(1, 16, 16), epochs=4, lr=0.1, **_DIGITS),
     Recipe(
         name="digits-events", dataset="digits-events", in_shape=(2, 16, 16), events=True, epochs=5, lr=0.1, **_DIGITS
     ),
