@@ -19,6 +19,9 @@ UNITS = {
     "TIB": 2**40,
 }
 
+SMALLEST_WITHOUT_UNIT = 1000
+"""A number above 1 and below this is taken for a slip, such as 1.5 for a fraction or 24 for gigabytes."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -58,6 +61,11 @@ def parse_budget(budget: float | str | Budget) -> Budget:
         )
     if 0 < budget <= 1:
         return Budget(fraction=float(budget))
+    if 1 < budget < SMALLEST_WITHOUT_UNIT:
+        raise ValueError(
+            f"the budget {budget!r} is more than the whole network and too few bytes to mean it: "
+            'write a fraction up to 1 (0.5), or bytes with their unit ("2GiB").'
+        )
     return _size(budget, budget)
 
 

@@ -44,6 +44,12 @@ def test_bytes(budget, size):
     assert parse_bytes(budget) == size
 
 
+@pytest.mark.parametrize("budget", [1.5, "1.5", 24, "999"])
+def test_neither_a_fraction_nor_bytes(budget):
+    with pytest.raises(ValueError, match=r"more than the whole network and too few bytes to mean it: write"):
+        parse_budget(budget)
+
+
 def test_published():
     assert parse_budget("published") == Budget(published=True)
 
