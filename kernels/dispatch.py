@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
+from types import ModuleType
 
 import torch
 
@@ -25,6 +28,16 @@ def check_name(backend: str) -> None:
     """Reject a name that is no backend."""
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}: pass one of {', '.join(BACKENDS)}.")
+
+
+def kernels(package: str, backend: str, device: torch.device, *, prefix: str = "") -> ModuleType:
+    """The kernels of a neuron's folder for tensors on `device`: its module "triton" or "cpu", after a prefix."""
+    return _module(package, prefix + choose(backend, device))
+
+
+@functools.cache
+def _module(package: str, name: str) -> ModuleType:
+    return importlib.import_module(f"{package}.{name}")  # only now: triton is not there on every system
 
 
 def choose(backend: str, device: torch.device) -> str:

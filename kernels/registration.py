@@ -57,3 +57,11 @@ class Operator:
                 return call(*arguments)
 
         LIBRARY.impl(self.name, differentiate, "Autograd")
+
+    def refuse_gradient(self, what: str) -> None:
+        """For an operator that is a gradient itself: differentiating it is an error, `what` has no second one."""
+
+        def refuse(ctx, *_):
+            raise RuntimeError(f'{what} no second derivative: pass backend="reference" to differentiate twice.')
+
+        self.register_autograd(refuse)

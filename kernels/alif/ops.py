@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -141,12 +142,7 @@ def _check(x, m, adaptation, decay, threshold, beta, rho, backend) -> None:
     check_adaptation(beta, rho)
 
 
-def _kernels(backend: str, device: torch.device):
-    if dispatch.choose(backend, device) == "triton":
-        from . import triton as module
-    else:
-        from . import cpu as module
-    return module
+_kernels = functools.partial(dispatch.kernels, __package__)
 
 
 @Operator
@@ -201,11 +197,7 @@ def _empty_gradients(m: Tensor, dtype: torch.dtype, wants_past: bool) -> tuple[T
     return empty_like(m, dtype), empty_like(pattern, m.dtype), empty_like(pattern, m.dtype)
 
 
-def _second_derivative(ctx, *_):
-    raise RuntimeError('the fused ALIF step has no second derivative: pass backend="reference" to differentiate twice.')
-
-
-_alif_backward.register_autograd(_second_derivative)
+_alif_backward.refuse_gradient("the fused ALIF step has")
 
 
 def _setup_context(ctx, inputs, output) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -62,12 +64,7 @@ def lif_sequence(
     return spikes, m
 
 
-def _kernels(backend: str, device: torch.device):
-    if dispatch.choose(backend, device) == "triton":
-        from . import multistep_triton as module
-    else:
-        from . import multistep_cpu as module
-    return module
+_kernels = functools.partial(dispatch.kernels, __package__, prefix="multistep_")
 
 
 def _by_step(x: Tensor) -> Tensor:
@@ -133,13 +130,7 @@ def _empty_gradients(m: Tensor, kept: Tensor, m_prev: Tensor | None, dtype: torc
     return _empty_steps(m, len(kept) + 1, dtype), past
 
 
-def _second_derivative(ctx, *_):
-    raise RuntimeError(
-        'the fused LIF steps have no second derivative: pass backend="reference" to differentiate twice.'
-    )
-
-
-_lif_sequence_backward.register_autograd(_second_derivative)
+_lif_sequence_backward.refuse_gradient("the fused LIF steps have")
 
 
 def _setup_context(ctx, inputs, output) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -174,12 +175,7 @@ def check_parameters(decay: float, threshold: float, reset: str) -> None:
         raise ValueError(f"unknown reset {reset!r}: pass one of {', '.join(RESETS)}.")
 
 
-def _kernels(backend: str, device: torch.device):
-    if dispatch.choose(backend, device) == "triton":
-        from . import triton as module
-    else:
-        from . import cpu as module
-    return module
+_kernels = functools.partial(dispatch.kernels, __package__)
 
 
 @Operator
@@ -228,11 +224,7 @@ def _(m, grad_spikes, grad_m, m_prev, dtype, *options):
     return empty_like(m, dtype), empty_like(m if m_prev is not None else m.new_empty(0), m.dtype)
 
 
-def _second_derivative(ctx, *_):
-    raise RuntimeError('the fused LIF step has no second derivative: pass backend="reference" to differentiate twice.')
-
-
-_lif_backward.register_autograd(_second_derivative)
+_lif_backward.refuse_gradient("the fused LIF step has")
 
 
 def _setup_context(ctx, inputs, output) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -88,12 +90,7 @@ def plif_step(
     return spikes, m.detach() if online else m
 
 
-def _kernels(backend: str, device: torch.device):
-    if dispatch.choose(backend, device) == "triton":
-        from . import triton as module
-    else:
-        from . import cpu as module
-    return module
+_kernels = functools.partial(dispatch.kernels, __package__)
 
 
 def _fire(
@@ -150,11 +147,7 @@ def _empty_gradients(m: Tensor, w: Tensor, dtype: torch.dtype, wants_past: bool)
     return empty_like(m, dtype), empty_like(m if wants_past else m.new_empty(0), m.dtype), torch.empty_like(w)
 
 
-def _second_derivative(ctx, *_):
-    raise RuntimeError('the fused PLIF step has no second derivative: pass backend="reference" to differentiate twice.')
-
-
-_plif_backward.register_autograd(_second_derivative)
+_plif_backward.refuse_gradient("the fused PLIF step has")
 
 
 def _keep(ctx, x, m_prev, w, m, packed, options) -> None:
