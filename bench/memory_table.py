@@ -8,12 +8,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
-import torch
-
-from stdl_engine.memory.planner import predict
-from stdl_engine.published import PUBLISHED
+from stdl_engine.plan import plan
 from stdl_engine.recipes import RECIPES, Recipe
-from stdl_engine.rules import RULES
 
 RULE_NAMES = ("bptt", "sltt", "decolle", "ell", "stdl")
 
@@ -27,7 +23,6 @@ class Row:
     published_gb: float
     batch_size: int
     steps: int
-    budget: float | str = "published"
 
 
 PUBLISHED_GB = {  # recipe: batch, T, GB for each of RULE_NAMES
@@ -55,17 +50,9 @@ def rows() -> list[Row]:
     return main + [Row(recipe, rule, gb, 512, T) for (recipe, rule, T), gb in TIME_STEPS]
 
 
-def peak_gb(recipe: Recipe, rule: str, memory: str, autocast: torch.dtype | None = None, T: int | None = None) -> float:
+def peak_gb(recipe: Recipe, rule: str, memory: str) -> float:
     """Planned peak in GB (1e9 bytes)."""
-    with torch.device("meta"):
-        model = recipe.build()
-    options = {}
-    if rule == "stdl":
-        options = {"budget": "published" if recipe.model in PUBLISHED else 0.5}
-    shape = (recipe.batch_size, *recipe.in_shape)
-    options |= {"memory": memory, "autocast": autocast, "sequence": recipe.events}
-    prediction = predict(RULES[rule], model, recipe.make_optimizer(), shape, T or recipe.steps, **options)
-    return prediction.peak_bytes / 1e9
+    return plan(recipe, rule, memory).peak_bytes / 1e9
 
 
 def main() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import tyro
 from rich.console import Console
+from torch import Tensor
 
 from . import checkpoints
 from .data import Batches
-from .inference import mean_logits
+from .inference import accuracy, mean_logits
 from .rules.batch import split_frames
 from .runs import RunFolder
 from .trainer import device_of
@@ -70,12 +71,12 @@ def evaluate(options: Options) -> dict[str, Any]:
             f"{data.in_shape} of {data.num_classes}: pass the same data by --data."
         )
     batches = Batches(data.test, batch_size=recipe.batch_size, training=False, workers=recipe.workers)
-    correct = samples = 0
-    for x, y in batches.epoch(0):
-        frames = split_frames(x.to(device), recipe.steps, recipe.in_shape)
-        correct += (mean_logits(model, frames).argmax(1).cpu() == y).sum().item()
-        samples += len(y)
-    result = {"recipe": recipe.name, "rule": recipe.rule, "test_accuracy": correct / samples, "samples": samples}
+
+    def predict(x: Tensor) -> Tensor:
+        return mean_logits(model, split_frames(x.to(device), recipe.steps, recipe.in_shape))
+
+    found, samples = accuracy(predict, batches.epoch(0))
+    result = {"recipe": recipe.name, "rule": recipe.rule, "test_accuracy": found, "samples": samples}
     return {**result, "checkpoint": path.name}
 
 

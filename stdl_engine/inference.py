@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -19,3 +21,12 @@ def mean_logits(model: nn.Module, frames: list[Tensor]) -> Tensor:
     finally:
         reset_states(model)
         model.train(was_training)
+
+
+def accuracy(predict: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, int]:
+    """The share of samples whose label has the largest of `predict`'s logits, and how many samples there were."""
+    correct = samples = 0
+    for x, y in batches:
+        correct += (predict(x).argmax(1).cpu() == y).sum().item()
+        samples += len(y)
+    return correct / samples, samples

@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             show = fit_table(answer, options.fit)
         else:
             with console.status("planning"):
-                prediction = plan(recipe, recipe.rule, options.memory, options)
+                prediction = plan(recipe, recipe.rule, options.memory, options.autocast)
             answer, show = as_json(prediction), prediction_table(prediction)
     except (ValueError, TypeError) as error:
         print(f"stdl_engine.plan: {error}", file=sys.stderr)
@@ -66,7 +66,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--groups", type=int, default=3, metavar="K", help="groups of the rule even (default 3)")
     parser.add_argument("--width", type=float, help="multiplies every channel count; default: the recipe's")
-    parser.add_argument("--bf16", action="store_true", help="under bfloat16 autocast")
+    parser.add_argument(
+        "--bf16", dest="autocast", action="store_const", const=torch.bfloat16, help="under bfloat16 autocast"
+    )
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--compare", action="store_true", help="all rules side by side")
     mode.add_argument("--fit", metavar="BYTES", help='the largest batch that fits, for each rule: "24GiB"')
@@ -91,13 +93,13 @@ def configured(options: argparse.Namespace) -> Recipe:
     return replace(recipe, rule=rule, **{name: value for name, value in changes.items() if value is not None})
 
 
-def plan(recipe: Recipe, rule: str, memory: str, options: argparse.Namespace) -> Prediction:
+def plan(recipe: Recipe, rule: str, memory: str, autocast: torch.dtype | None = None) -> Prediction:
     """The peak of one rule on one recipe."""
     recipe = replace(recipe, rule=rule, budget=recipe.budget if rule == "stdl" else None)
     with torch.device("meta"):
         model = recipe.build()
     shape = (recipe.batch_size, *recipe.in_shape)
-    extra = {"memory": memory, "sequence": recipe.events, "autocast": torch.bfloat16 if options.bf16 else None}
+    extra = {"memory": memory, "sequence": recipe.events, "autocast": autocast}
     return predict(RULES[rule], model, recipe.make_optimizer(), shape, recipe.steps, **extra, **recipe.rule_options())
 
 
@@ -106,7 +108,7 @@ def compare(recipe: Recipe, options: argparse.Namespace, console: Console) -> li
     predictions = []
     for rule, memory in COMPARED:
         with console.status(f"planning {rule}, {memory} memory"):
-            predictions.append(plan(recipe, rule, memory, options))
+            predictions.append(plan(recipe, rule, memory, options.autocast))
     return predictions
 
 
@@ -130,7 +132,7 @@ def largest_batch(recipe: Recipe, rule: str, limit: int, options: argparse.Names
     """Activations grow in proportion to the batch and the rest does not: two plans give the line, a third checks it."""
 
     def peak(batch_size: int) -> int:
-        return plan(replace(recipe, batch_size=batch_size), rule, options.memory, options).peak_bytes
+        return plan(replace(recipe, batch_size=batch_size), rule, options.memory, options.autocast).peak_bytes
 
     small, large = 2, 34
     low = peak(small)

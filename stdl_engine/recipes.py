@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from .data import Dataset, load_dataset
 from .models import MODELS, build_model
 from .neurons import NEURONS
 from .published import PUBLISHED
 from .rules import RULES, Rule
+
+if TYPE_CHECKING:
+    from .data import Dataset
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": functools.partial(torch.optim.SGD, momentum=0.9),
@@ -93,6 +95,8 @@ class Recipe:
 
     def load_data(self) -> Dataset:
         """The data, which must be there."""
+        from .data import load_dataset  # here, as planning needs no data and should not wait for its libraries
+
         options = {"steps": self.steps, "on_bad_sample": self.on_bad_sample, "augment": self.augment}
         return load_dataset(self.dataset, self.data, **options, **({"size": self.size} if self.size else {}))
 
@@ -155,8 +159,8 @@ _ALL = (
         **{**_CIFAR10, "batch_size": 100, "steps": 2, "epochs": 10, "lr": 0.1},
     ),
     Recipe(name="cifar10", model="resnet18", **_CIFAR10),
-    Recipe(name="cifar10-resnet19", model="resnet19", **_CIFAR10),
     Recipe(name="cifar100", model="resnet19", **_CIFAR100),
+    Recipe(name="cifar10-resnet19", model="resnet19", **_CIFAR10),
     Recipe(name="cifar100-resnet18", model="resnet18", **_CIFAR100),
     Recipe(name="svhn", dataset="svhn", model="vgg16", num_classes=10, **{**_CIFAR, "epochs": 200, "lr": 0.1}),
     Recipe(name="imagenet-pretrain", batch_size=300, lr=0.15, **_PRETRAIN),
@@ -185,18 +189,13 @@ _ALL = (
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 
-FIRST_FOR_MODEL = {"resnet18": "cifar10", "resnet19": "cifar100", "vgg11": "cifar10-dvs"}
-"""Which recipe a model's name stands for, where it is not the first that trains it."""
-
 
 def find(name: str) -> Recipe:
-    """The recipe of that name, or for the name of a model the paper's first recipe that trains it."""
+    """The recipe of that name, or for the name of a model the first recipe that trains it at its full width."""
     if name in RECIPES:
         return RECIPES[name]
-    if name in FIRST_FOR_MODEL:
-        return RECIPES[FIRST_FOR_MODEL[name]]
     if name in MODELS:
-        return next(recipe for recipe in RECIPES.values() if recipe.model == name)
+        return next(recipe for recipe in RECIPES.values() if recipe.model == name and recipe.width == 1)
     raise ValueError(
         f"unknown recipe or model {name!r}: the recipes are {', '.join(RECIPES)}; the models are {', '.join(MODELS)}."
     )
@@ -210,5 +209,4 @@ def from_dict(values: dict[str, Any]) -> Recipe:
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:
     """A recipe in plain values, as JSON has them."""
-    values = {field: getattr(recipe, field) for field in Recipe.__dataclass_fields__}
-    return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(recipe).items()}

@@ -18,6 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from . import checkpoints
 from .budgets import format_bytes
 from .data import Batches, Dataset
+from .inference import accuracy
 from .memory.planner import observed_step
 from .progress import EpochBar
 from .recipes import Recipe, as_dict
@@ -180,12 +181,8 @@ class Trainer:
 
     def test(self) -> float:
         """Accuracy of the plain network on the test set."""
-        correct = samples = 0
-        for x, y in self.test_batches.epoch(0):
-            logits = self.rule.predict(self._placed(x), self.recipe.steps)
-            correct += (logits.argmax(1).cpu() == y).sum().item()
-            samples += len(y)
-        return correct / samples
+        found, _ = accuracy(lambda x: self.rule.predict(self._placed(x), self.recipe.steps), self.test_batches.epoch(0))
+        return found
 
     def save(self) -> None:
         """Write a checkpoint of everything that the rest of the run depends on."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
@@ -57,6 +56,8 @@ def _digits(size: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     if size not in (16, 32):
         raise ValueError(f"size is {size!r}: the digits come in 16 or 32 pixels.")
+    from sklearn.datasets import load_digits  # here: no other dataset should wait for scikit-learn
+
     bunch = load_digits()
     images = torch.tensor(bunch.images, dtype=torch.float32)[:, None] / 16
     images = functional.interpolate(images, size=(size, size), mode="bilinear", align_corners=False)
