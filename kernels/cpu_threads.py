@@ -25,15 +25,23 @@ CHUNK = 32768
 """Neurons a worker takes at a time: 128 KiB a float32 operand, so a chunk's operands stay in the second-level cache."""
 
 
-@intrinsic
-def claim(typingctx, record):
-    """Take the next ticket: the record's first field, an int64, counts up atomically."""
+def _counter(field: int, says: str) -> Callable:
+    """A function for compiled loops that takes the next number of a record's field, an int64, atomically."""
 
-    def generate(context, builder, signature, args):
-        ticket = builder.bitcast(args[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", ticket, ir.Constant(ir.IntType(64), 1), "monotonic")
+    def count(typingctx, record):
+        def generate(context, builder, signature, args):
+            fields = builder.bitcast(args[0], ir.IntType(64).as_pointer())
+            place = builder.gep(fields, [ir.Constant(ir.IntType(64), field)])
+            return builder.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "monotonic")
 
-    return types.int64(record), generate
+        return types.int64(record), generate
+
+    count.__doc__ = says
+    return intrinsic(count)
+
+
+claim = _counter(0, "Take the next ticket, the record's first field.")
+enlist = _counter(1, "This worker's number, from the record's second field: for kernels that keep something for each.")
 
 
 @intrinsic
@@ -79,7 +87,16 @@ def compile_kernel(body: Callable, record: type[ctypes.Structure]) -> Callable:
 
 def run(kernel: Callable, record: ctypes.Structure, elements: int) -> None:
     """Run a kernel over `elements` neurons with as many threads as torch would use."""
-    workers = min(torch.get_num_threads(), -(-elements // CHUNK))
+    run_on(workers_for(-(-elements // CHUNK)), kernel, record)
+
+
+def workers_for(tickets: int) -> int:
+    """How many workers share that many tickets."""
+    return min(torch.get_num_threads(), tickets)
+
+
+def run_on(workers: int, kernel: Callable, record: ctypes.Structure) -> None:
+    """Run a kernel on that many threads."""
     arguments = ctypes.byref(record)
     if workers <= 1:
         kernel(arguments)

@@ -133,11 +133,9 @@ class Recipe:
         """The rule that trains the model, with a schedule for so many batches in all."""
         schedule = functools.partial(CosineAnnealingLR, T_max=batches)
         options = {"memory": self.memory, "precision": self.precision, "sequence": self.events, "schedule": schedule}
-        rule = RULES[self.rule](model, self.make_optimizer(), sample, **options, **self.rule_options())
         if self.channels_last:
-            for subnetwork in rule.subnetworks:  # auxiliary networks too
-                subnetwork.to(memory_format=torch.channels_last)
-        return rule
+            model.to(memory_format=torch.channels_last)
+        return RULES[self.rule](model, self.make_optimizer(), sample, **options, **self.rule_options())
 
 
 _CIFAR = {"in_shape": (3, 32, 32), "batch_size": 512, "steps": 4, "epochs": 400, "lr": 0.4, "weight_decay": 5e-5}

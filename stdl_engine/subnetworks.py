@@ -219,7 +219,9 @@ def make_part(network: Network, search: Search, run: range, layers: Sequence[Lay
 
 
 def build(network: Network, plan: Plan, variant: Variant = VARIANTS["stdl"]) -> list[Subnetwork]:
-    """The subnetworks of a plan. Units are the model's own; auxiliary networks are new, on the model's device."""
+    """The subnetworks of a plan. Units are the model's own; auxiliary networks are new, and like the model in device,
+    dtype and order of memory.
+    """
     model = network.model
     units = list(model)[:-1]
     search = Search(units, network.shapes, network.memory, variant)
@@ -233,6 +235,14 @@ def build(network: Network, plan: Plan, variant: Variant = VARIANTS["stdl"]) -> 
                 classifier = search.build(part.units.stop - 1, part.auxiliary, network.head.num_classes)
             if parameter.dtype != torch.get_default_dtype():
                 classifier = classifier.to(parameter.dtype)
+            if _has_channels_innermost(model):
+                classifier = classifier.to(memory_format=torch.channels_last)
         run = nn.Sequential(*(units[index] for index in part.units))
         subnetworks.append(Subnetwork(run, classifier, part.auxiliary is None))
     return subnetworks
+
+
+def _has_channels_innermost(model: nn.Module) -> bool:
+    """Whether a weight's order in memory says so: one of a single channel or a 1 × 1 kernel may be in both orders."""
+    weights = [parameter for parameter in model.parameters() if parameter.dim() == 4]
+    return any(w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous() for w in weights)

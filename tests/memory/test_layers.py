@@ -187,6 +187,50 @@ class TestConv:
             assert torch.equal(layer(x), plain(layer)(x))
 
 
+class TestConvFromBits:
+    """Channels innermost and enough of them: the kernels of `spike_conv`."""
+
+    @pytest.mark.parametrize("stride", [1, 2])
+    @pytest.mark.parametrize("size", [4, 12], ids=["weight bound", "map bound"])
+    @pytest.mark.parametrize("weights", LAYOUTS)
+    def test_near_pytorch_in_double(self, weights, size, stride):
+        layer = lean(SpikeConv2d(32, 64, 3, stride, 1, bias=False).to(memory_format=LAYOUTS[weights]))
+        spikes, current = spikes_of((2, 32, size, size), "channels_last")
+        dense = spikes.detach().double().requires_grad_()
+        reference = plain(layer).double()
+        seen = []
+        spikes.register_hook(seen.append)
+        found, expected = layer(spikes), reference(dense)
+        upstream = torch.randn(found.shape)
+        found.backward(upstream)
+        expected.backward(upstream.double())
+        for mine, theirs in ((found, expected), (seen[0], dense.grad), (layer.weight.grad, reference.weight.grad)):
+            assert (mine - theirs).abs().max() <= 1e-6 * theirs.abs().max()
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        assert seen[0].is_contiguous(memory_format=torch.channels_last)
+        assert layer.weight.grad.stride() == layer.weight.stride()
+        assert current.grad.any()
+
+    def test_spikes_are_never_unpacked(self):
+        layer = lean(SpikeConv2d(16, 16, 3, padding=1, bias=False).to(memory_format=torch.channels_last))
+        spikes, _ = spikes_of((4, 16, 16, 16), "channels_last", needs_grad=False)
+        y = layer(spikes)
+        del spikes
+        upstream = torch.randn_like(y)
+        tracker = Tracker()
+        tracker.follow([upstream, y, layer.weight])
+        start = tracker.current
+        with tracker:
+            y.backward(upstream)
+        assert tracker.peak - start == layer.weight.nbytes
+
+    def test_changed_spikes_are_not_taken_for_their_bits(self):
+        layer = lean(SpikeConv2d(16, 16, 3, padding=1, bias=False).to(memory_format=torch.channels_last))
+        spikes, _ = spikes_of((2, 16, 6, 6), "channels_last", needs_grad=False)
+        spikes.mul_(0.5)
+        assert torch.equal(layer(spikes), plain(layer)(spikes))
+
+
 POOLS = [(2,), (3, 2, 1), (4, 4), ((2, 1), (2, 1)), (3, 2, 1, True), (3, 2, 1, False, False), (2, 2, 0, False, True, 3)]
 
 

@@ -1,9 +1,12 @@
-"""Lean memory changes no number: weights, auxiliary networks and batch-norm statistics to the last bit."""
+"""Lean memory changes no number: weights, auxiliary networks and batch-norm statistics to the last bit, except by the
+rounding of convolutions that read bits.
+"""
 
 import pytest
 import torch
 from torch import nn
 
+from stdl_engine.memory import layers
 from stdl_engine.models import MODELS
 from stdl_engine.rules import RULES
 from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock
@@ -59,10 +62,34 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(("rule", "name"), [("bptt", "resnet18"), ("stdl", "vgg16"), ("stdl", "sew_resnet34")])
 @pytest.mark.parametrize("layouts", LAYOUTS)
-def test_with_channels_last(layouts, rule, name):
+def test_with_channels_last(layouts, rule, name, monkeypatch):
+    """As long as PyTorch does the convolutions, which is what has changed if this fails and the one below does not."""
+    monkeypatch.setattr(layers, "takes", lambda *_: False)
     _, lean, _ = trained(rule, name, "lean", steps=2, layouts=LAYOUTS[layouts])
     _, paper, _ = trained(rule, name, "paper", steps=2, layouts=LAYOUTS[layouts])
     assert_same(lean, paper)
+
+
+@pytest.mark.parametrize("rule", ["bptt", "sltt", "stdl"])
+def test_convolutions_of_bits_round_differently_and_no_more(rule, monkeypatch):
+    """What a step does to the weights, against the same step with PyTorch's convolutions. Not element by element: a sum
+    that rounds to the other side of the threshold is a spike more or less."""
+    calls, changes = [], []
+    counted = layers.spike_conv_weight_gradient
+    monkeypatch.setattr(layers, "spike_conv_weight_gradient", lambda *a: calls.append(a) or counted(*a))
+    x, y = torch.randn(8, 3, 16, 16).contiguous(memory_format=torch.channels_last), torch.arange(8) % 10
+    for memory in ("lean", "paper"):
+        torch.manual_seed(0)
+        units = ConvUnit(3, 16), ResidualBlock(16, 32, stride=2), ResidualBlock(32, 32), ConvUnit(32, 64)
+        model = nn.Sequential(*units, Head(64, 10)).to(memory_format=torch.channels_last)
+        made = make(rule, model, x, memory=memory, **({"budget": 0.7} if rule == "stdl" else {}))
+        before = numbers(made)
+        train(made, [(x, y)])
+        changes.append({key: value - before[key] for key, value in numbers(made).items() if key.endswith("weight")})
+    assert calls
+    lean, paper = changes
+    for key in lean:
+        assert torch.cosine_similarity(lean[key].flatten(), paper[key].flatten(), dim=0) > 0.999, key
 
 
 def test_on_two_threads():

@@ -1,0 +1,268 @@
+"""The convolution on CPU: a matrix of bits times a matrix of floats, four bits at a time.
+
+Any four rows of floats have 16 sums of some of them. With those in a table, four bits cost one addition instead of four
+multiplications, whatever the bits are: half the time of a dense convolution or less, at any firing rate. Forward the
+bits are those a pixel sees and the rows are weights; for the weight's gradient the bits are those of 64 pixels under
+one weight, and the rows are the pixels' gradients.
+
+Channels are the innermost dimension of all operands. A pixel's inputs from one row of the image are then one run of
+bits, read 64 at a time wherever it starts, for the image has zeros around it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+
+import numba
+import numpy as np
+import torch
+from numba import carray
+from torch import Tensor
+
+from ..cpu_scratch import scratch
+from ..cpu_threads import claim, compile_kernel, enlist, pointer, run_on, workers_for
+from .geometry import Geometry
+from .vectors import (
+    LANES,
+    SUBSETS,
+    VECTOR_BYTES,
+    add_subsets,
+    address_of,
+    subset_sums,
+    transpose_bits,
+    transpose_floats,
+    word_at,
+)
+
+PIXELS = 512
+"""Output pixels of a ticket forward: enough to pay for its tables, few enough to stay in the second-level cache."""
+WORD = 64
+TICKETS = 8
+"""At least so many for a weight's gradient, where there are pixels enough: work for several threads from one block."""
+
+
+class _Record(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            "ticket",
+            "worker",
+            "tickets",
+            "blocks",  # of output channels
+            "pixels",
+            "pixels_each",  # of a ticket
+            "bits",
+            "bytes_a_pixel",
+            "row_bytes",
+            "image_bytes",
+            "stride_bytes",  # from a pixel's inputs to its right neighbour's
+            "stride_rows",  # to those of the pixel below
+            "weight",
+            "out",
+            "out_height",
+            "out_width",
+            "out_channels",
+            "kernel_height",
+            "run",
+            "sums",
+            "sums_each",  # bytes of a worker's
+        )
+    )
+
+
+def forward(bits: Tensor, weight: Tensor, out: Tensor, geometry: Geometry) -> None:
+    """out = the convolution of the spikes with these bits."""
+    vectors = _vectors(geometry)
+    nibbles = 12 if geometry.run % 48 == 0 else 16  # 3 × 16 channels fill 12 and would leave 4 empty
+    surrounded = _surround(bits, geometry)
+    record = _record(surrounded, weight, out, geometry, -(-geometry.pixels // PIXELS), PIXELS)
+    run_on(workers_for(record.tickets), _forward_kernel(vectors, nibbles), record)
+
+
+def weight_gradient(bits: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+    """The gradient of the weight from that of the output, channels innermost."""
+    vectors = _vectors(geometry)
+    blocks, words = geometry.out_channels // (vectors * LANES), -(-geometry.pixels // WORD)
+    # The parts that are summed must not depend on the number of threads, or the rounding would.
+    each = -(-words // min(words, -(-TICKETS // blocks)))
+    parts = -(-words // each)
+    shape = geometry.out_channels, geometry.kernel_height, geometry.kernel_width, geometry.channels
+    found = torch.empty(parts, *shape)
+    surrounded = _surround(bits, geometry)
+    record = _record(surrounded, found, grad, geometry, parts, each * WORD)
+    workers = workers_for(record.tickets)
+    rows = geometry.kernel_height * -(-geometry.run // WORD) * WORD
+    sums = np.empty((workers, rows, vectors * LANES), np.float32)
+    record.sums, record.sums_each = sums.ctypes.data, sums[0].nbytes
+    run_on(workers, _gradient_kernel(vectors), record)
+    return (found.sum(0) if parts > 1 else found[0]).permute(0, 3, 1, 2)
+
+
+def _vectors(geometry: Geometry) -> int:
+    """Vectors of output channels done together: with two, the tables of a word just fit in the first-level cache."""
+    return 2 if geometry.out_channels % (2 * LANES) == 0 else 1
+
+
+def _surround(bits: Tensor, geometry: Geometry) -> Tensor:
+    """The bits with those of zeros around each image, and a word at the end that may be read."""
+    (height, width), (top, left) = geometry.padded, geometry.padding
+    bytes_a_pixel = geometry.channels // 8
+    found = torch.zeros(geometry.images * height * width * bytes_a_pixel + 8, dtype=torch.uint8)
+    images = found[:-8].view(geometry.images, height, width, bytes_a_pixel)
+    inner = images[:, top : top + geometry.height, left : left + geometry.width]
+    inner.copy_(bits.view(geometry.images, geometry.height, geometry.width, bytes_a_pixel))
+    return found
+
+
+def _record(bits: Tensor, weight: Tensor, out: Tensor, geometry: Geometry, parts: int, pixels_each: int) -> _Record:
+    bytes_a_pixel = geometry.channels // 8
+    (height, width), (out_height, out_width) = geometry.padded, geometry.out_size
+    blocks = geometry.out_channels // (_vectors(geometry) * LANES)
+    return _Record(
+        tickets=blocks * parts,
+        blocks=blocks,
+        pixels=geometry.pixels,
+        pixels_each=pixels_each,
+        bits=bits.data_ptr(),
+        bytes_a_pixel=bytes_a_pixel,
+        row_bytes=width * bytes_a_pixel,
+        image_bytes=height * width * bytes_a_pixel,
+        stride_bytes=geometry.stride[1] * bytes_a_pixel,
+        stride_rows=geometry.stride[0],
+        weight=weight.data_ptr(),
+        out=out.data_ptr(),
+        out_height=out_height,
+        out_width=out_width,
+        out_channels=geometry.out_channels,
+        kernel_height=geometry.kernel_height,
+        run=geometry.run,
+    )
+
+
+@numba.njit(inline="always")
+def _find_inputs(places, first, count, args):
+    """The address of the first input bit of each of `count` output pixels."""
+    image, pixel = divmod(first, args.out_height * args.out_width)
+    row, column = divmod(pixel, args.out_width)
+    done = 0
+    while done < count:
+        here = args.bits + image * args.image_bytes + row * args.stride_rows * args.row_bytes
+        here += column * args.stride_bytes
+        until = min(count, done + args.out_width - column)
+        for place in range(np.uint64(done), np.uint64(until)):
+            places[place] = here
+            here += args.stride_bytes
+        done, column, row = until, 0, row + 1
+        if row == args.out_height:
+            row, image = 0, image + 1
+
+
+@functools.cache
+def _forward_kernel(vectors: int, nibbles: int) -> Callable:
+    block, word = vectors * LANES, 4 * nibbles
+    table_bytes, row_bytes = SUBSETS * vectors * VECTOR_BYTES, 4 * block
+    tables_room, tile_room = scratch(nibbles * table_bytes // 4, np.float32), scratch(word * block, np.float32)
+    places_room = scratch(PIXELS, np.float64)
+    build, add = subset_sums(vectors), add_subsets(vectors, nibbles)
+
+    def body(p):
+        args = carray(p, 1)[0]
+        tables, tile_address = address_of(tables_room()), address_of(tile_room())
+        tile = carray(pointer(tile_address), (word, block), np.float32)
+        places = carray(places_room(), (PIXELS,), np.int64)
+        out = carray(pointer(args.out), (args.pixels, args.out_channels), np.float32)
+        pitch = args.kernel_height * args.run * 4
+        while True:
+            ticket = claim(p)
+            if ticket >= args.tickets:
+                break
+            part, channel = ticket // args.blocks, ticket % args.blocks * block
+            first = part * PIXELS
+            count = min(PIXELS, args.pixels - first)
+            _find_inputs(places, first, count, args)
+            for pixel in range(np.uint64(first), np.uint64(first + count)):
+                for lane in range(np.uint64(channel), np.uint64(channel + block)):
+                    out[pixel, lane] = np.float32(0)
+            for kernel_row in range(args.kernel_height):
+                for begin in range(0, args.run, word):
+                    # The weights of these inputs, from rows of an output channel to rows of an input.
+                    rows = min(word, args.run - begin)
+                    weights = args.weight + channel * pitch + (kernel_row * args.run + begin) * 4
+                    for row in range(0, rows, LANES):
+                        for lane in range(0, block, LANES):
+                            source = weights + lane * pitch + row * 4
+                            transpose_floats(source, pitch, tile_address + row * row_bytes + lane * 4, row_bytes)
+                    for row in range(np.uint64(rows), np.uint64(word)):
+                        for lane in range(np.uint64(block)):
+                            tile[row, lane] = np.float32(0)
+                    for nibble in range(nibbles):
+                        build(tile_address + 4 * nibble * row_bytes, row_bytes, tables + nibble * table_bytes)
+                    shift = kernel_row * args.row_bytes + begin // 8
+                    target = args.out + (first * args.out_channels + channel) * 4
+                    for pixel in range(np.uint64(count)):
+                        add(target, tables, word_at(places[pixel] + shift))
+                        target += args.out_channels * 4
+
+    return compile_kernel(body, _Record)
+
+
+@functools.cache
+def _gradient_kernel(vectors: int) -> Callable:
+    block, nibbles = vectors * LANES, WORD // 4
+    table_bytes, row_bytes = SUBSETS * vectors * VECTOR_BYTES, 4 * block
+    tables_room, tile_room = scratch(nibbles * table_bytes // 4, np.float32), scratch(WORD * block, np.float32)
+    places_room, words_room = scratch(WORD, np.float64), scratch(WORD, np.float64)
+    build, add = subset_sums(vectors), add_subsets(vectors, nibbles)
+
+    def body(p):
+        args = carray(p, 1)[0]
+        tables, tile_address = address_of(tables_room()), address_of(tile_room())
+        tile = carray(pointer(tile_address), (WORD, block), np.float32)
+        places, words_address = carray(places_room(), (WORD,), np.int64), address_of(words_room())
+        words = carray(pointer(words_address), (WORD,), np.uint64)
+        grad = carray(pointer(args.out), (args.pixels, args.out_channels), np.float32)
+        padded_run = (args.run + WORD - 1) // WORD * WORD
+        sums_address = args.sums + enlist(p) * args.sums_each
+        sums = carray(pointer(sums_address), (args.kernel_height * padded_run, block), np.float32)
+        pitch = args.kernel_height * args.run * 4
+        while True:
+            ticket = claim(p)
+            if ticket >= args.tickets:
+                break
+            part, channel = ticket // args.blocks, ticket % args.blocks * block
+            for row in range(np.uint64(args.kernel_height * padded_run)):
+                for lane in range(np.uint64(block)):
+                    sums[row, lane] = np.float32(0)
+            for first in range(part * args.pixels_each, min((part + 1) * args.pixels_each, args.pixels), WORD):
+                count = min(WORD, args.pixels - first)
+                _find_inputs(places, first, count, args)
+                for pixel in range(np.uint64(count), np.uint64(WORD)):
+                    places[pixel] = args.bits  # any bits: the rows of these pixels are zeros
+                for pixel in range(np.uint64(WORD)):
+                    for lane in range(np.uint64(block)):
+                        real = pixel < np.uint64(count)
+                        tile[pixel, lane] = grad[np.uint64(first) + pixel, np.uint64(channel) + lane] if real else 0
+                for nibble in range(nibbles):
+                    build(tile_address + 4 * nibble * row_bytes, row_bytes, tables + nibble * table_bytes)
+                for kernel_row in range(args.kernel_height):
+                    for begin in range(0, args.run, WORD):
+                        shift = kernel_row * args.row_bytes + begin // 8
+                        for pixel in range(np.uint64(WORD)):
+                            words[pixel] = word_at(places[pixel] + shift)
+                        transpose_bits(words_address)
+                        target = sums_address + (kernel_row * padded_run + begin) * row_bytes
+                        for row in range(np.uint64(min(WORD, args.run - begin))):
+                            add(target, tables, words[row])
+                            target += row_bytes
+            # From rows of an input to rows of an output channel, as weights are.
+            weights = args.weight + (part * args.out_channels + channel) * pitch
+            for kernel_row in range(args.kernel_height):
+                for row in range(0, args.run, LANES):
+                    for lane in range(0, block, LANES):
+                        source = sums_address + (kernel_row * padded_run + row) * row_bytes + lane * 4
+                        target = weights + lane * pitch + (kernel_row * args.run + row) * 4
+                        transpose_floats(source, row_bytes, target, pitch)
+
+    return compile_kernel(body, _Record)

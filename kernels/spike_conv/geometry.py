@@ -1,0 +1,53 @@
+"""The sizes of a convolution, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Geometry(NamedTuple):
+    """A convolution of `images` of channels × height × width with zeros around them."""
+
+    images: int
+    channels: int
+    height: int
+    width: int
+    out_channels: int
+    kernel_height: int
+    kernel_width: int
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+    @classmethod
+    def of(cls, shape: Sequence[int], weight: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Geometry:
+        """From the shapes of the input and of the weight."""
+        return cls(*shape, weight[0], weight[2], weight[3], tuple(stride), tuple(padding))
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        return self.height + 2 * self.padding[0], self.width + 2 * self.padding[1]
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        height, width = self.padded
+        return (height - self.kernel_height) // self.stride[0] + 1, (width - self.kernel_width) // self.stride[1] + 1
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of the output, of all images."""
+        height, width = self.out_size
+        return self.images * height * width
+
+    @property
+    def run(self) -> int:
+        """Inputs of an output pixel from one row of the image: neighbours in memory, and so are their weights."""
+        return self.kernel_width * self.channels
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return self.images, self.out_channels, *self.out_size
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int, int]:
+        return self.out_channels, self.channels, self.kernel_height, self.kernel_width

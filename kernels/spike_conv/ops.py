@@ -1,0 +1,92 @@
+"""A convolution over spikes as torch operators: it reads one bit a spike, in forward and for the weight's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..registration import Operator
+from .geometry import Geometry
+
+
+def takes(spikes: Tensor, weight: Tensor, dilation: Sequence[int], groups: int) -> bool:
+    """Whether the kernels can do this convolution and are worth it: float32 on CPU with channels innermost and a
+    multiple of 16 of them, and a window of at least 48 inputs a row."""
+    if spikes.device.type != "cpu" or weight.device.type != "cpu" or spikes.dim() != 4:
+        return False
+    out_channels, channels, _, width = weight.shape
+    return (
+        spikes.dtype == weight.dtype == torch.float32
+        and groups == 1
+        and all(step == 1 for step in dilation)
+        and channels % 16 == 0
+        and out_channels % 16 == 0
+        and channels * width >= 48
+        and spikes.numel() > 0
+        and spikes.is_contiguous(memory_format=torch.channels_last)
+        and not spikes.is_contiguous()
+    )
+
+
+def spike_conv(
+    bits: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """The convolution of spikes of this shape, channels innermost, given as bits; its output has channels innermost."""
+    return _spike_conv(bits, weight.detach(), list(shape), list(stride), list(padding))
+
+
+def spike_conv_weight_gradient(
+    bits: Tensor,
+    grad: Tensor,
+    shape: Sequence[int],
+    weight_shape: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    """The gradient of the weight from the output's, channels innermost."""
+    return _spike_conv_weight_gradient(bits, grad, list(shape), list(weight_shape), list(stride), list(padding))
+
+
+@Operator
+def _spike_conv(
+    bits: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    from . import cpu
+
+    geometry = Geometry.of(shape, weight.shape, stride, padding)
+    out = torch.empty(geometry.out_shape, memory_format=torch.channels_last)
+    cpu.forward(bits, _innermost(weight), out, geometry)
+    return out
+
+
+@_spike_conv.register_fake
+def _(bits, weight, shape, stride, padding):
+    out_shape = Geometry.of(shape, weight.shape, stride, padding).out_shape
+    return torch.empty(out_shape, device=bits.device, memory_format=torch.channels_last)
+
+
+@Operator
+def _spike_conv_weight_gradient(
+    bits: Tensor,
+    grad: Tensor,
+    shape: Sequence[int],
+    weight_shape: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    from . import cpu
+
+    geometry = Geometry.of(shape, weight_shape, stride, padding)
+    return cpu.weight_gradient(bits, _innermost(grad), geometry)
+
+
+@_spike_conv_weight_gradient.register_fake
+def _(bits, grad, shape, weight_shape, stride, padding):
+    return torch.empty(tuple(weight_shape), device=bits.device, memory_format=torch.channels_last)
+
+
+def _innermost(t: Tensor) -> Tensor:
+    """The tensor with channels innermost in memory; no copy if they are."""
+    return t.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,156 @@
+"""What the convolution's loops do to whole vectors, written in LLVM's terms: numba has none for them.
+
+Addresses are integers. LLVM splits a vector of 16 floats where the machine's are narrower.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+LANES = 16
+VECTOR_BYTES = 4 * LANES
+SUBSETS = 16
+"""Sums of some of four rows: all a nibble can ask for."""
+
+_INT64 = ir.IntType(64)
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_BYTES = ir.VectorType(ir.IntType(8), 64)
+
+
+def _constant(value: int) -> ir.Constant:
+    return ir.Constant(_INT64, value)
+
+
+def _floats(builder, address, offset: int = 0):
+    return builder.inttoptr(builder.add(address, _constant(offset)), _FLOATS.as_pointer())
+
+
+def _rows(builder, address, pitch, count: int):
+    return [builder.add(address, builder.mul(pitch, _constant(row))) for row in range(count)]
+
+
+def _shuffle(builder, a, b, lanes: list[int]):
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
+
+
+@intrinsic
+def address_of(typingctx, place):
+    """A pointer as an integer."""
+    return types.int64(place), lambda context, builder, signature, args: builder.ptrtoint(args[0], _INT64)
+
+
+@intrinsic
+def word_at(typingctx, address):
+    """64 bits from any byte on."""
+
+    def generate(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], _INT64.as_pointer()), align=1)
+
+    return types.uint64(address), generate
+
+
+@intrinsic
+def transpose_floats(typingctx, source, source_pitch, target, target_pitch):
+    """16 × 16 floats, rows to columns; a pitch is the bytes from one row to the next."""
+
+    def generate(context, builder, signature, args):
+        source, source_pitch, target, target_pitch = args
+        rows = [builder.load(_floats(builder, row), align=4) for row in _rows(builder, source, source_pitch, LANES)]
+        # Swap the off-diagonal quarters of ever smaller squares.
+        for half in (8, 4, 2, 1):
+            first = [lane if not lane & half else lane - half + LANES for lane in range(LANES)]
+            second = [lane + half if not lane & half else lane + LANES for lane in range(LANES)]
+            for i in (i for i in range(LANES) if not i & half):
+                a, b = rows[i], rows[i + half]
+                rows[i], rows[i + half] = _shuffle(builder, a, b, first), _shuffle(builder, a, b, second)
+        for row, place in zip(rows, _rows(builder, target, target_pitch, LANES), strict=True):
+            builder.store(row, _floats(builder, place), align=4)
+        return context.get_dummy_value()
+
+    return types.void(source, source_pitch, target, target_pitch), generate
+
+
+@intrinsic
+def transpose_bits(typingctx, address):
+    """64 words of 64 bits, rows to columns, in place."""
+
+    def generate(context, builder, signature, args):
+        places = [builder.add(args[0], _constant(8 * word)) for word in range(64)]
+        loaded = [builder.load(builder.inttoptr(place, _BYTES.as_pointer()), align=8) for place in places[::8]]
+        # Halves of even and of odd bytes, three times: the last has, for each byte of a word, that byte of all words.
+        groups = {0: loaded}
+        for bit in range(3):
+            halves = {}
+            for byte, vectors in groups.items():
+                for odd in (0, 1):
+                    lanes = list(range(odd, 128, 2))
+                    pairs = zip(vectors[::2], vectors[1::2], strict=True)
+                    halves[byte | odd << bit] = [_shuffle(builder, a, b, lanes) for a, b in pairs]
+            groups = halves
+        zero = ir.Constant(_BYTES, [0] * 64)
+        for byte, (vector,) in groups.items():
+            for bit in reversed(range(8)):  # the sign is the highest bit; doubling brings up the next
+                signs = builder.bitcast(builder.icmp_signed("<", vector, zero), _INT64)
+                builder.store(signs, builder.inttoptr(places[8 * byte + bit], _INT64.as_pointer()), align=8)
+                vector = builder.add(vector, vector)
+        return context.get_dummy_value()
+
+    return types.void(address), generate
+
+
+@functools.cache
+def subset_sums(vectors: int) -> Callable:
+    """A function that writes the 16 sums of some of four rows of `vectors` × 16 floats: table[m] is that of the rows
+    whose bit is set in m."""
+
+    @intrinsic
+    def build(typingctx, rows, pitch, table):
+        def generate(context, builder, signature, args):
+            rows, pitch, table = args
+            for k in range(vectors):
+                row = [
+                    builder.load(_floats(builder, place, k * VECTOR_BYTES), align=4)
+                    for place in _rows(builder, rows, pitch, 4)
+                ]
+                sums = [ir.Constant(_FLOATS, [0.0] * LANES)]
+                for place in range(4):
+                    sums += [
+                        row[place] if m == 0 else builder.fadd(so_far, row[place]) for m, so_far in enumerate(sums)
+                    ]
+                for m, total in enumerate(sums):
+                    builder.store(total, _floats(builder, table, (m * vectors + k) * VECTOR_BYTES), align=VECTOR_BYTES)
+            return context.get_dummy_value()
+
+        return types.void(rows, pitch, table), generate
+
+    return build
+
+
+@functools.cache
+def add_subsets(vectors: int, nibbles: int) -> Callable:
+    """A function that adds to `vectors` × 16 floats, for each nibble of a word, the sum it selects from its table."""
+
+    @intrinsic
+    def add(typingctx, target, tables, word):
+        def generate(context, builder, signature, args):
+            target, tables, word = args
+            total = [builder.load(_floats(builder, target, k * VECTOR_BYTES), align=4) for k in range(vectors)]
+            size = vectors * VECTOR_BYTES
+            for nibble in range(nibbles):
+                chosen = builder.and_(builder.lshr(word, _constant(4 * nibble)), _constant(15))
+                row = builder.add(tables, builder.mul(chosen, _constant(size)))
+                for k in range(vectors):
+                    place = _floats(builder, row, nibble * SUBSETS * size + k * VECTOR_BYTES)
+                    total[k] = builder.fadd(total[k], builder.load(place, align=VECTOR_BYTES))
+            for k in range(vectors):
+                builder.store(total[k], _floats(builder, target, k * VECTOR_BYTES), align=4)
+            return context.get_dummy_value()
+
+        return types.void(target, tables, word), generate
+
+    return add
