@@ -18,6 +18,7 @@ MORE = {
     "cpu_bandwidth": "bench.cpu_bandwidth",
     "cpu_candidates": "bench.cpu_candidates",
     "call_overhead": "bench.call_overhead",
+    "spike_conv": "bench.spike_conv",
 }
 """Run when named."""
 BENCHMARKS = MAIN | MORE

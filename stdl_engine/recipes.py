@@ -72,7 +72,8 @@ class Recipe:
     groups: int = 3
     """K of the rule even."""
     memory: Literal["lean", "paper"] = "lean"
-    """How activations are kept: in the least memory, or in the plain form; same results to the last bit."""
+    """How activations are kept: in the least memory, or in the plain form; same results, to rounding where
+    channels_last on CPU lets convolutions read bits."""
 
     epochs: int
     batch_size: int

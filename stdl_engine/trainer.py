@@ -177,7 +177,10 @@ class Trainer:
         x = x.to(self.device, non_blocking=True)
         if x.ndim != 4:
             return x
-        return x.contiguous(memory_format=torch.channels_last if self.recipe.channels_last else torch.contiguous_format)
+        if self.recipe.channels_last:
+            return x.contiguous(memory_format=torch.channels_last)
+        # A single channel is contiguous in both orders, and only fresh strides say which is meant.
+        return x.contiguous().flatten().view(x.shape)
 
     def test(self) -> float:
         """Accuracy of the plain network on the test set."""

@@ -53,7 +53,7 @@ class Rule:
         sample: one batch of input without time, [B, ...]; only its shape is read.
         schedule: makes a learning-rate scheduler from an optimizer; `advance_schedule` steps all of them.
         memory: "lean" keeps spikes as bits and one subnetwork alive at a time; "paper" is the plain form. Same
-            results to the last bit.
+            results to the last bit; on CPU with channels_last to rounding, as lean convolutions then add up from bits.
         order: "subnetwork" or "time" runs subnetworks in the inner or the outer loop; the default is "subnetwork" for
             lean, "time" for paper.
         precision: "fp32"; or "bf16" or "fp16" for autocast, the latter with a gradient scaler for each subnetwork.

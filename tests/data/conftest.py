@@ -3,6 +3,10 @@
 import pytest
 import torch
 
+from ..small_runs import one_thread
+
+__all__ = ["one_thread"]
+
 
 @pytest.fixture(autouse=True)
 def _global_generator_is_left_alone():
@@ -10,11 +14,3 @@ def _global_generator_is_left_alone():
     before = torch.get_rng_state()
     yield
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

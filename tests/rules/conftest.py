@@ -1,21 +1,5 @@
-"""What makes many small training runs quick, for all tests of rules."""
+"""What holds for all tests of rules."""
 
-import pytest
-import torch
+from ..small_runs import each_layer_measured_once, one_thread
 
-from ..paper import footprints_remembered
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _measure_each_layer_once():
-    with footprints_remembered():
-        yield
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _one_thread():
-    """The networks are so small that a second thread only waits, and for long where the machine is shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+__all__ = ["each_layer_measured_once", "one_thread"]
