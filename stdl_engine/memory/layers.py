@@ -4,7 +4,7 @@ The convolution keeps one bit a spike. PyTorch's backward makes the gradients of
 dense input alive throughout; here the weight's gradient comes first, and the unpacked spikes are freed before the
 input's is made. The average pool keeps nothing: its backward reads only the shape of its input. Both call PyTorch's own
 kernels on the same numbers, except where `kernels.spike_conv` convolves the bits themselves: on CPU with channels
-innermost in memory, in about half the time, its sums taken in another order.
+innermost in memory, in less time, its sums taken in another order.
 """
 
 from __future__ import annotations
