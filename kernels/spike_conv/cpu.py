@@ -53,7 +53,6 @@ class _Record(ctypes.Structure):
             "pixels",
             "pixels_each",  # of a ticket
             "bits",
-            "bytes_a_pixel",
             "row_bytes",
             "image_bytes",
             "stride_bytes",  # from a pixel's inputs to its right neighbour's
@@ -125,7 +124,6 @@ def _record(bits: Tensor, weight: Tensor, out: Tensor, geometry: Geometry, parts
         pixels=geometry.pixels,
         pixels_each=pixels_each,
         bits=bits.data_ptr(),
-        bytes_a_pixel=bytes_a_pixel,
         row_bytes=width * bytes_a_pixel,
         image_bytes=height * width * bytes_a_pixel,
         stride_bytes=geometry.stride[1] * bytes_a_pixel,
