@@ -71,20 +71,23 @@ def conditions(runs: dict[str, Rows]) -> str:
 
 
 def verdicts(runs: dict[str, Rows]) -> str:
-    """Every figure that had a target."""
+    """Every figure that had a target, all sizes of a thing in one line."""
     lines = []
     for name, rows in runs.items():
         aims = [row for row in rows if row["target"]]
         if name == "static":  # many, and all alike: only those that miss
             kept = sum(reached(row) for row in aims)
             found = f"{kept} of {len(aims)}"
-            lines.append((name, "bytes and launches at their minimum", "", found, "all", _yes(kept == len(aims))))
+            lines.append((name, "bytes and launches at their minimum", found, "all", _yes(kept == len(aims))))
             aims = [row for row in aims if not reached(row)]
-        lines += [
-            (name, _what(row), row["shape"], f"{figure(row)} {row['unit']}", row["target"], _yes(reached(row)))
-            for row in aims
-        ]
-    return "## Targets\n\n" + table(("", "what", "size", "found", "target", "reached"), lines)
+        grouped: dict[tuple[str, str], Rows] = {}
+        for row in aims:
+            grouped.setdefault((_what(row), row["target"]), []).append(row)
+        for (what, target), group in grouped.items():
+            kept = sum(reached(row) for row in group)
+            verdict = f"**{kept} of {len(group)}**" if 0 < kept < len(group) else _yes(kept > 0)
+            lines.append((name, what, _by_size(group, unit=True), target, verdict))
+    return "## Targets\n\n" + table(("", "what", "found", "target", "reached"), lines)
 
 
 def lost(runs: dict[str, Rows]) -> str:
@@ -93,10 +96,10 @@ def lost(runs: dict[str, Rows]) -> str:
     behind = [row for row in contests if float(row["value"]) < 1]
     text = f"## Where we are behind\n\n{len(behind)} of {len(contests)} comparisons."
     if behind:
-        grouped: dict[tuple[str, str], list[str]] = {}
+        grouped: dict[tuple[str, str], Rows] = {}
         for row in behind:
-            grouped.setdefault((_what(row), row["dtype"]), []).append(f"{row['shape']}: {figure(row)}")
-        lines = [(what, dtype, "; ".join(sizes)) for (what, dtype), sizes in grouped.items()]
+            grouped.setdefault((_what(row), row["dtype"]), []).append(row)
+        lines = [(what, dtype, _by_size(group)) for (what, dtype), group in grouped.items()]
         text += "\n\n" + table(("what", "dtype", "size: ratio"), lines)
     refused = [row for rows in runs.values() for row in rows if not row["value"] and row["note"]]
     if refused:
@@ -123,6 +126,15 @@ def reached(row: dict[str, str]) -> bool:
 def _what(row: dict[str, str]) -> str:
     against = f" against {row['against']}" if row["against"] else ""
     return f"{row['what']}: {row['who']}{against}"
+
+
+def _by_size(rows: Rows, unit: bool = False) -> str:
+    """The figures of one thing, each after its size."""
+    found = []
+    for row in rows:
+        size = f"{row['shape']}: " if row["shape"] else ""
+        found.append(f"{size}{figure(row)}" + (f" {row['unit']}" if unit else ""))
+    return "; ".join(found)
 
 
 _yes: Callable[[bool], str] = {True: "yes", False: "**no**"}.get
