@@ -61,6 +61,17 @@ def compare(layer, shape, layout="contiguous", dtype=torch.float32, needs_grad=T
         assert current.grad is not None
 
 
+def backward_peak(y, layer):
+    """Bytes that the way back from a layer's output takes, beyond what is there when it begins."""
+    upstream = torch.randn_like(y)
+    tracker = Tracker()
+    tracker.follow([upstream, y, layer.weight])
+    start = tracker.current
+    with tracker:
+        y.backward(upstream)
+    return tracker.peak - start
+
+
 class TestConv:
     @pytest.mark.parametrize("layout", LAYOUTS)
     @pytest.mark.parametrize(("kernel", "stride", "padding"), [*itertools.product((1, 3), (1, 2), (0, 1))])
@@ -156,14 +167,8 @@ class TestConv:
         map_bytes = spikes.nbytes
         y = layer(spikes)
         del spikes
-        upstream = torch.randn_like(y)
-        tracker = Tracker()
-        tracker.follow([upstream, y, layer.weight])
-        start = tracker.current
-        with tracker:
-            y.backward(upstream)
         # Unpacked spikes; then the gradient of the spikes and that of the current.
-        assert tracker.peak - start <= 2 * map_bytes + layer.weight.nbytes
+        assert backward_peak(y, layer) <= 2 * map_bytes + layer.weight.nbytes
         assert current.grad.nbytes == map_bytes
 
     def test_second_backward_is_a_clear_error(self):
@@ -216,13 +221,7 @@ class TestConvFromBits:
         spikes, _ = spikes_of((4, 16, 16, 16), "channels_last", needs_grad=False)
         y = layer(spikes)
         del spikes
-        upstream = torch.randn_like(y)
-        tracker = Tracker()
-        tracker.follow([upstream, y, layer.weight])
-        start = tracker.current
-        with tracker:
-            y.backward(upstream)
-        assert tracker.peak - start == layer.weight.nbytes
+        assert backward_peak(y, layer) == layer.weight.nbytes
 
     def test_changed_spikes_are_not_taken_for_their_bits(self):
         layer = lean(SpikeConv2d(16, 16, 3, padding=1, bias=False).to(memory_format=torch.channels_last))
