@@ -12,6 +12,8 @@ from .report_sections import SECTIONS
 from .results import PACKAGES, read
 
 Rows = Sequence[dict[str, str]]
+TIMED = ("kernels", "training")
+"""The benchmarks that other work on the machine disturbs; the others count bytes."""
 NO_CONTEST = ("published", "planned / measured", "paper", "by hand")
 """Whom a ratio may be against without there being a winner."""
 
@@ -63,7 +65,7 @@ def conditions(runs: dict[str, Rows]) -> str:
         found = dict.fromkeys(rows[0][package] or "not installed" for rows in runs.values())
         versions[package] = " and ".join(found)
     listed = ", ".join(f"{package} {version}" for package, version in versions.items())
-    busy = [name for name, rows in runs.items() if float(rows[0]["others"] or 0) > 0.3]
+    busy = [name for name, rows in runs.items() if name in TIMED and float(rows[0]["others"] or 0) > 0.3]
     warning = ""
     if busy:
         warning = f"\n\n**The machine was not quiet during {', '.join(busy)}: take no absolute figure of them.**"
