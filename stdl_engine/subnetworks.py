@@ -10,6 +10,7 @@ from math import ceil, prod
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 
 from .auxiliary import VARIANTS, Layer, Search, Shape, Variant, fitted
 from .footprint import footprint
@@ -235,14 +236,8 @@ def build(network: Network, plan: Plan, variant: Variant = VARIANTS["stdl"]) -> 
                 classifier = search.build(part.units.stop - 1, part.auxiliary, network.head.num_classes)
             if parameter.dtype != torch.get_default_dtype():
                 classifier = classifier.to(parameter.dtype)
-            if _has_channels_innermost(model):
+            if any(suggest_memory_format(p) is torch.channels_last for p in model.parameters() if p.dim() == 4):
                 classifier = classifier.to(memory_format=torch.channels_last)
         run = nn.Sequential(*(units[index] for index in part.units))
         subnetworks.append(Subnetwork(run, classifier, part.auxiliary is None))
     return subnetworks
-
-
-def _has_channels_innermost(model: nn.Module) -> bool:
-    """Whether a weight's order in memory says so: one of a single channel or a 1 × 1 kernel may be in both orders."""
-    weights = [parameter for parameter in model.parameters() if parameter.dim() == 4]
-    return any(w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous() for w in weights)

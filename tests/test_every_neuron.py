@@ -10,6 +10,7 @@ from stdl_engine.rules import BPTT, STDL
 from stdl_engine.units import ConvUnit, Head, ResidualBlock
 
 from .rules.nets import sgd
+from .stepping import there_and_back
 
 every_neuron = pytest.mark.parametrize("neuron", NEURONS.values(), ids=NEURONS)
 
@@ -23,13 +24,7 @@ def test_compiles_in_one_graph(online, neuron):
         layer = neuron(0.5, online=online)
         call, leaf = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer, xs.clone()
         steps = [x.requires_grad_() for x in leaf.unbind()]
-        outputs = []
-        for x, grad in zip(steps, upstream, strict=True):
-            outputs.append(call(x))
-            if online:
-                outputs[-1].backward(grad)
-        if not online:
-            torch.autograd.backward(outputs, list(upstream))
+        outputs = there_and_back(call, steps, upstream, at_once=online)
         gradients = [t.grad for t in (*steps, *layer.parameters())]
         results.append([*(o.detach() for o in outputs), *(s.detach() for s in layer.states()), *gradients])
     for mine, theirs in zip(*results, strict=True):

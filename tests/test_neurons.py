@@ -13,6 +13,8 @@ from stdl_engine import ATan, FusedLIF, Sigmoid, Triangle, reset_states
 from stdl_engine.kernels import bits_of
 from stdl_engine.kernels.lif import reference
 
+from .stepping import there_and_back
+
 onlines = pytest.mark.parametrize("online", [False, True], ids=["bptt", "online"])
 
 
@@ -120,13 +122,7 @@ def test_memory_forms_agree_to_the_last_bit(reset, detach_reset, memory, online)
         lif = FusedLIF(0.3, 0.6, reset, ATan(2.0), online, reset_value=0.2, detach_reset=detach_reset)
         use_form(lif, form)
         steps = [x.detach().requires_grad_() for x in xs]
-        outputs = []
-        for x, grad in zip(steps, upstream, strict=True):
-            outputs.append(lif(x))
-            if online:
-                outputs[-1].backward(grad)
-        if not online:
-            torch.autograd.backward(outputs, list(upstream))
+        outputs = there_and_back(lif, steps, upstream, at_once=online)
         gradients.append(torch.stack([x.grad for x in steps]))
         fired.append(torch.stack(outputs))
     assert torch.equal(*fired)

@@ -13,6 +13,7 @@ from stdl_engine.kernels.plif import reference
 from stdl_engine.neurons import NEURONS
 
 from .rules.nets import assert_same, assert_same_results, batches, make, numbers, small, train, unchanged
+from .stepping import there_and_back
 
 onlines = pytest.mark.parametrize("online", [False, True], ids=["bptt", "online"])
 
@@ -94,13 +95,8 @@ def test_online_gradient_is_of_each_step_alone():
     xs, upstream = sequence(), torch.randn(3, 4, 5)
     gradients = []
     for late in (False, True):
-        plif, outputs = FusedPLIF(0.5, online=True), []
-        for x, grad in zip(xs, upstream, strict=True):
-            outputs.append(plif(x))
-            if not late:
-                outputs[-1].backward(grad)
-        if late:
-            torch.autograd.backward(outputs, list(upstream))
+        plif = FusedPLIF(0.5, online=True)
+        there_and_back(plif, xs, upstream, at_once=not late)
         gradients.append(plif.w.grad)
     w, m = torch.zeros((), requires_grad=True), torch.zeros(4, 5)
     for x, grad in zip(xs, upstream, strict=True):

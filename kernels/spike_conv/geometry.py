@@ -47,7 +47,3 @@ class Geometry(NamedTuple):
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
         return self.images, self.out_channels, *self.out_size
-
-    @property
-    def weight_shape(self) -> tuple[int, int, int, int]:
-        return self.out_channels, self.channels, self.kernel_height, self.kernel_width

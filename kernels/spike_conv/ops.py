@@ -30,13 +30,26 @@ def takes(spikes: Tensor, weight: Tensor, dilation: Sequence[int], groups: int) 
     )
 
 
+@Operator
 def spike_conv(
     bits: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
     """The convolution of spikes of this shape, channels innermost, given as bits; its output has channels innermost."""
-    return _spike_conv(bits, weight.detach(), list(shape), list(stride), list(padding))
+    from . import cpu
+
+    geometry = Geometry.of(shape, weight.shape, stride, padding)
+    out = torch.empty(geometry.out_shape, memory_format=torch.channels_last)
+    cpu.forward(bits, weight.contiguous(memory_format=torch.channels_last), out, geometry)
+    return out
 
 
+@spike_conv.register_fake
+def _(bits, weight, shape, stride, padding):
+    out_shape = Geometry.of(shape, weight.shape, stride, padding).out_shape
+    return torch.empty(out_shape, device=bits.device, memory_format=torch.channels_last)
+
+
+@Operator
 def spike_conv_weight_gradient(
     bits: Tensor,
     grad: Tensor,
@@ -46,47 +59,12 @@ def spike_conv_weight_gradient(
     padding: Sequence[int],
 ) -> Tensor:
     """The gradient of the weight from the output's, channels innermost."""
-    return _spike_conv_weight_gradient(bits, grad, list(shape), list(weight_shape), list(stride), list(padding))
-
-
-@Operator
-def _spike_conv(
-    bits: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
-) -> Tensor:
-    from . import cpu
-
-    geometry = Geometry.of(shape, weight.shape, stride, padding)
-    out = torch.empty(geometry.out_shape, memory_format=torch.channels_last)
-    cpu.forward(bits, _innermost(weight), out, geometry)
-    return out
-
-
-@_spike_conv.register_fake
-def _(bits, weight, shape, stride, padding):
-    out_shape = Geometry.of(shape, weight.shape, stride, padding).out_shape
-    return torch.empty(out_shape, device=bits.device, memory_format=torch.channels_last)
-
-
-@Operator
-def _spike_conv_weight_gradient(
-    bits: Tensor,
-    grad: Tensor,
-    shape: Sequence[int],
-    weight_shape: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-) -> Tensor:
     from . import cpu
 
     geometry = Geometry.of(shape, weight_shape, stride, padding)
-    return cpu.weight_gradient(bits, _innermost(grad), geometry)
+    return cpu.weight_gradient(bits, grad.contiguous(memory_format=torch.channels_last), geometry)
 
 
-@_spike_conv_weight_gradient.register_fake
+@spike_conv_weight_gradient.register_fake
 def _(bits, grad, shape, weight_shape, stride, padding):
     return torch.empty(tuple(weight_shape), device=bits.device, memory_format=torch.channels_last)
-
-
-def _innermost(t: Tensor) -> Tensor:
-    """The tensor with channels innermost in memory; no copy if they are."""
-    return t.contiguous(memory_format=torch.channels_last)

@@ -43,9 +43,10 @@ class _SpikeConv(torch.autograd.Function):
         if ctx.needs_input_grad[1] and ctx.from_bits:
             grad_weight = spike_conv_weight_gradient(kept.small, grad, ctx.shape, weight.shape, stride, padding)
         elif ctx.needs_input_grad[1]:
-            arguments = grad, unpack_saved(kept), weight, None, *ctx.settings, [False, True, False]
-            grad_weight = torch.ops.aten.convolution_backward(*arguments)[1]
-            del arguments
+            only_weight = [False, True, False]
+            grad_weight = torch.ops.aten.convolution_backward(
+                grad, unpack_saved(kept), weight, None, *ctx.settings, only_weight
+            )[1]
         del kept  # where the input was kept whole, it makes room for its gradient
         if ctx.needs_input_grad[0]:
             grad_x = _input_gradient(ctx, grad, weight)

@@ -9,6 +9,7 @@ from torch import nn
 from stdl_engine import FusedLIF, reset_states
 from stdl_engine.kernels.lif import lif_step, lif_step_, reference
 
+from ..stepping import there_and_back
 from .compare import Case, assert_equal
 
 COMPILERS = [
@@ -94,13 +95,8 @@ def test_module_in_a_network(compiled, online, order):
     def train(network):
         reset_states(model)
         model.zero_grad()
-        outputs = []
-        for x, grad in zip(xs, upstream, strict=True):
-            outputs.append(network(x.contiguous(memory_format=order)))
-            if online:
-                outputs[-1].backward(grad)
-        if not online:
-            torch.autograd.backward(outputs, upstream)
+        ordered = [x.contiguous(memory_format=order) for x in xs]
+        outputs = there_and_back(network, ordered, upstream, at_once=online)
         state = model[1].membrane.detach().clone()
         return [*(out.detach() for out in outputs), state, *(p.grad.clone() for p in model.parameters())]
 
