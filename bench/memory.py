@@ -14,8 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stdl_engine.memory.planner import faking, measure, predict
 from stdl_engine.models import build_model
+from stdl_engine.planning.planner import faking, measure, predict
 from stdl_engine.recipes import RECIPES
 from stdl_engine.rules import RULES
 

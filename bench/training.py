@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stdl_engine.memory.planner import measure
 from stdl_engine.models import build_model
+from stdl_engine.planning.planner import measure
 from stdl_engine.rules import RULES
 
 from . import jelly, plots, profile, protocol, training_step

@@ -12,9 +12,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn.functional import interpolate
 
-from stdl_engine.budgets import format_bytes
-from stdl_engine.memory.planner import predict
 from stdl_engine.models import build_model
+from stdl_engine.planning.budgets import format_bytes
+from stdl_engine.planning.planner import predict
 from stdl_engine.rules import BPTT, STDL
 
 

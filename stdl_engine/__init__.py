@@ -1,50 +1,37 @@
 """Train spiking networks in a fraction of BPTT's memory."""
 
-from .kernels import (
-    ATan,
-    Erf,
-    PiecewiseExp,
-    Rectangle,
-    Sigmoid,
-    SoftSign,
-    SuperSpike,
-    Triangle,
-    alif_step,
-    alif_step_,
-    lif_step,
-    lif_step_,
-    plif_step,
-)
-from .neurons import FusedALIF, FusedLIF, FusedPLIF, reset_states
+from __future__ import annotations
+
+import importlib
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ATan",
-    "Erf",
-    "FusedALIF",
-    "FusedLIF",
-    "FusedPLIF",
-    "PiecewiseExp",
-    "Rectangle",
-    "Sigmoid",
-    "SoftSign",
-    "SuperSpike",
-    "Triangle",
-    "alif_step",
-    "alif_step_",
-    "lif_step",
-    "lif_step_",
-    "load",
-    "plif_step",
-    "reset_states",
-]
+_HOMES = {
+    ".convert": ("convert_neurons", "units_from"),
+    ".kernels": (
+        "ATan", "Erf", "PiecewiseExp", "Rectangle", "Sigmoid", "SoftSign", "SuperSpike", "Triangle",
+        "alif_step", "alif_step_", "lif_step", "lif_step_", "plif_step",
+    ),
+    ".models": ("build_model",),
+    ".neurons": ("FusedALIF", "FusedLIF", "FusedPLIF", "reset_states"),
+    ".rules": ("BPTT", "DECOLLE", "ELL", "SLTT", "STDL", "EvenLocal"),
+    ".runs": ("load",),
+}  # fmt: skip
+"""Where each public name lives. A module is imported when one of its names is first asked for, so that a neuron layer
+does not wait for training and data."""
+
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str):
-    """`load` brings plotting and data along: only those who want it wait for them."""
-    if name == "load":
-        from .runs import load
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name], __name__), name)
+    globals()[name] = value
+    return value
 
-        return load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

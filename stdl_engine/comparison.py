@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .budgets import format_bytes
 from .files import write_atomically
+from .planning.budgets import format_bytes
 from .recipes import Recipe
 from .rules import RULES
 

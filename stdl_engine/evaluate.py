@@ -8,16 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import tyro
-from rich.console import Console
-from torch import Tensor
+from .extras import extra
 
-from . import checkpoints
-from .data import Batches
-from .inference import accuracy, mean_logits
-from .rules.batch import split_frames
-from .runs import RunFolder
-from .trainer import device_of
+with extra("train", __name__):
+    import tyro
+    from rich.console import Console
+    from torch import Tensor
+
+    from . import checkpoints
+    from .data import Batches
+    from .rules.batch import split_frames
+    from .rules.inference import accuracy, mean_logits
+    from .runs import RunFolder
+    from .trainer import device_of
 
 
 @dataclass(frozen=True, kw_only=True)

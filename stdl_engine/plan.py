@@ -1,6 +1,6 @@
 """What a training step will need, before the first run: `python -m stdl_engine.plan cifar10`.
 
-Runs the real training step of the real rule on fake tensors (see memory/planner.py): no data, no GPU, seconds.
+Runs the real training step of the real rule on fake tensors (see planning/planner.py): no data, no GPU, seconds.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from .budgets import format_bytes, parse_bytes
-from .memory.planner import PARTS, Prediction, predict
-from .recipes import MODELS, RECIPES, Recipe, find
-from .rules import RULES
+from .extras import extra
+
+with extra("train", __name__):
+    from rich.console import Console
+    from rich.table import Table
+
+    from .planning.budgets import format_bytes, parse_bytes
+    from .planning.planner import PARTS, Prediction, predict
+    from .recipes import MODELS, RECIPES, Recipe, find
+    from .rules import RULES
 
 COMPARED = (
     ("bptt", "paper"), ("bptt", "lean"), ("sltt", "paper"), ("sltt", "lean"), ("decolle", "paper"), ("decolle", "lean"),

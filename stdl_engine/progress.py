@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .budgets import format_bytes
+from .planning.budgets import format_bytes
 
 
 class EpochBar:

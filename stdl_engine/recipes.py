@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from .models import MODELS, build_model
 from .neurons import NEURONS
-from .published import PUBLISHED
+from .planning.published import PUBLISHED
 from .rules import RULES, Rule
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .subnetworks import Subnetwork
+from .planning.subnetworks import Subnetwork
 
 Learn = Callable[[Subnetwork, int, Any], Any]
 """Runs one time step of one subnetwork on its input, gradients included; returns its output, cut from the graph."""

@@ -12,17 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-from rich.console import Console
-from rich.table import Table
+from .extras import extra
 
-from . import checkpoints
-from .comparison import compare
-from .data import DATASETS
-from .recipes import RECIPES, Recipe
-from .rules import RULES
-from .runs import RunFolder
-from .trainer import Diverged, Interrupted, Trainer
+with extra("train", __name__):
+    import tyro
+    from rich.console import Console
+    from rich.table import Table
+
+    from . import checkpoints
+    from .comparison import compare
+    from .data import DATASETS
+    from .recipes import RECIPES, Recipe
+    from .rules import RULES
+    from .runs import RunFolder
+    from .trainer import Diverged, Interrupted, Trainer
 
 DEFAULT = "digits"
 

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from . import checkpoints
-from .budgets import format_bytes
 from .data import Batches, Dataset
-from .inference import accuracy
-from .memory.planner import observed_step
+from .planning.budgets import format_bytes
+from .planning.planner import observed_step
 from .progress import EpochBar
 from .recipes import Recipe, as_dict
 from .rules import StepResult
+from .rules.finite import NotFinite
+from .rules.inference import accuracy
 from .runs import RunFolder
 
 
@@ -109,7 +110,10 @@ class Trainer:
         with EpochBar(self.console, last, len(self.train_batches), self.batch) as bar:
             start = time.perf_counter()
             for x, y in self.train_batches.epoch(self.epoch, skip=self.batch):
-                result = self._train(x, y)
+                try:
+                    result = self._train(x, y)
+                except NotFinite as error:
+                    raise self._diverged(f"{error.what} became not finite") from error
                 loss, correct = self._checked_loss(result), (result.logits.argmax(1).cpu() == y).sum().item()
                 now = time.perf_counter()
                 self.meter.add(loss, correct, len(y), now - start)
@@ -167,11 +171,14 @@ class Trainer:
         losses = torch.stack(result.losses).tolist()
         for number, loss in enumerate(losses, 1):
             if not math.isfinite(loss):
-                raise Diverged(
-                    f"the loss of subnetwork {number} became {loss} in epoch {self.epoch + 1}, batch {self.batch + 1}: "
-                    f"lower --lr (it is {self.recipe.lr:g}); the last good checkpoint is kept in {self.folder.path}."
-                )
+                raise self._diverged(f"the loss of subnetwork {number} became {loss}")
         return losses[-1]
+
+    def _diverged(self, what: str) -> Diverged:
+        return Diverged(
+            f"{what} in epoch {self.epoch + 1}, batch {self.batch + 1}: lower --lr (it is {self.recipe.lr:g}); the "
+            f"last good checkpoint is kept in {self.folder.path}."
+        )
 
     def _placed(self, x: Tensor) -> Tensor:
         x = x.to(self.device, non_blocking=True)
@@ -188,7 +195,10 @@ class Trainer:
         return found
 
     def save(self) -> None:
-        """Write a checkpoint of everything that the rest of the run depends on."""
+        """Write a checkpoint of everything that the rest of the run depends on, if it is any good."""
+        bad = [name for name, value in self.rule.model.state_dict().items() if not value.isfinite().all()]
+        if bad:
+            raise self._diverged(f"{bad[0]} became not finite")
         state = {
             "config": as_dict(self.recipe),
             "rule": self.rule.state_dict(),

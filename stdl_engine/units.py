@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .memory.layers import SpikeConv2d
 from .memory.spikes import is_spikes, mark_counts
-from .neurons import FusedLIF, reset_states
+from .neurons import FusedLIF, has_hooks, hooks_of, reset_states
 
 MakeNeuron = Callable[[], nn.Module]
 """Builds one neuron layer, for example `functools.partial(FusedLIF, decay=0.2)`."""
@@ -85,11 +85,20 @@ class ConvUnit(Unit):
         return f"{label}-{pool_label(self.pool)}" if self.pool else label
 
     def forward(self, x: Tensor) -> Tensor:
-        spikes = self.neuron(self.norm(self.conv(x)))
+        spikes = self.neuron(output_of(self.norm, self.conv(x)))
         return self.pool(spikes) if self.pool else spikes
 
     def rebuild(self, in_channels: int, stride: int) -> ConvUnit:
         return ConvUnit(in_channels, self.out_channels, self.make_neuron, kernel=self.kernel, conv_stride=stride)
+
+
+class Shortcut(nn.Sequential):
+    """conv - norm, and a neuron where spikes are added."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, norm, *neuron = self
+        current = output_of(norm, conv(x))
+        return neuron[0](current) if neuron else current
 
 
 class ResidualBlock(Unit):
@@ -122,16 +131,14 @@ class ResidualBlock(Unit):
 
     def build_shortcut(self) -> nn.Sequential:
         """The path beside the two convs where the input cannot be added as it is."""
-        return nn.Sequential(
-            conv(self.in_channels, self.out_channels, 1, self.stride), nn.BatchNorm2d(self.out_channels)
-        )
+        return Shortcut(conv(self.in_channels, self.out_channels, 1, self.stride), nn.BatchNorm2d(self.out_channels))
 
     @property
     def label(self) -> str:
         return f"{self.out_channels}{self.letter}{_stride_label(self.stride)}"
 
     def forward(self, x: Tensor) -> Tensor:
-        current = self.norm2(self.conv2(self.neuron1(self.norm1(self.conv1(x)))))
+        current = output_of(self.norm2, self.conv2(self.neuron1(output_of(self.norm1, self.conv1(x)))))
         return self.neuron2(self.add(current, self.shortcut(x) if self.shortcut else x))
 
     def add(self, current: Tensor, shortcut: Tensor) -> Tensor:
@@ -153,10 +160,11 @@ class SEWBlock(ResidualBlock):
     letter = "SEWR"
 
     def build_shortcut(self) -> nn.Sequential:
-        return nn.Sequential(*super().build_shortcut(), after_norm(self.make_neuron))
+        return Shortcut(*super().build_shortcut(), after_norm(self.make_neuron))
 
     def forward(self, x: Tensor) -> Tensor:
-        spikes = self.neuron2(self.norm2(self.conv2(self.neuron1(self.norm1(self.conv1(x))))))
+        spikes = self.neuron1(output_of(self.norm1, self.conv1(x)))
+        spikes = output_of(self.neuron2, output_of(self.norm2, self.conv2(spikes)))
         shortcut = self.shortcut(x) if self.shortcut else x
         counted = self.memory_form == "lean" and is_spikes(spikes) and is_spikes(shortcut)
         total = self.add(spikes, shortcut)
@@ -211,6 +219,12 @@ def after_norm(make_neuron: MakeNeuron) -> nn.Module:
     return neuron
 
 
+def output_of(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a layer gives, as a map that lean memory may write over: a copy, if a hook may hold the map itself."""
+    output = layer(x)
+    return output.clone() if has_hooks(layer) else output
+
+
 def pool_label(pool: nn.AvgPool2d) -> str:
     """An average pool in the paper's notation: "AP(k3s2p1)"."""
     padding = f"p{pool.padding}" if pool.padding else ""
@@ -237,7 +251,15 @@ def copy_of_shapes(model: nn.Module) -> nn.Module:
         memo |= {id(p): nn.Parameter(memo[id(p)], requires_grad=p.requires_grad) for p in model.parameters()}
         duplicate = copy.deepcopy(model, memo)
     reset_states(duplicate)
+    forget_hooks(duplicate)
     return duplicate
+
+
+def forget_hooks(model: nn.Module) -> None:
+    """Remove the hooks of a copy: their owner wants to see the model at work, not the planner."""
+    for module in model.modules():
+        for hooks in hooks_of(module):
+            hooks.clear()
 
 
 def output_shape(module: nn.Module, in_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 from torch import nn
 
-from stdl_engine import auxiliary, subnetworks
-from stdl_engine.footprint import footprint
 from stdl_engine.models import build_model
-from stdl_engine.subnetworks import Network
+from stdl_engine.planning import auxiliary
+from stdl_engine.planning import network as network_module
+from stdl_engine.planning.footprint import footprint
+from stdl_engine.planning.network import Network
 from stdl_engine.units import ConvUnit, SEWBlock, Unit, shapes_only
 
 SIDES = {"resnet18": 32, "resnet18_pooled": 224, "resnet19": 32, "vgg16": 32, "vgg11": 128, "sew_resnet34": 224}
@@ -71,7 +72,7 @@ def footprints_remembered() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(auxiliary, "footprint", remembered)
-        patch.setattr(subnetworks, "footprint", remembered)
+        patch.setattr(network_module, "footprint", remembered)
         yield
 
 

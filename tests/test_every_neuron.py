@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from stdl_engine.memory.planner import measure, predict
 from stdl_engine.neurons import NEURONS
+from stdl_engine.planning.planner import measure, predict
 from stdl_engine.rules import BPTT, STDL
 from stdl_engine.units import ConvUnit, Head, ResidualBlock
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .neurons import Left, Report, Swapped, convert_neurons, fused_like
+from ..neurons.foreign import Left, Report, Swapped, convert_neurons, fused_like
 from .units import units_from
 
 __all__ = ["Left", "Report", "Swapped", "convert_neurons", "fused_like", "units_from"]

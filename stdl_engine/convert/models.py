@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from ..units import ResidualBlock, SEWBlock, Unit
+from ..units import ResidualBlock, SEWBlock, Shortcut, Unit
 
 Refuse = Callable[[str], Exception]
 """Makes the error that says which module cannot be cut, from the reason."""
@@ -62,7 +62,7 @@ class _Adopted:
         self.shortcut = None
         if block.downsample is not None:
             fires = [block.downsample_sn] if self.kind is SEWBlock else []
-            self.shortcut = nn.Sequential(*block.downsample, *fires)
+            self.shortcut = Shortcut(*block.downsample, *fires)
 
     def rebuild(self, in_channels: int, stride: int) -> ResidualBlock:
         return self.kind(in_channels, self.out_channels, self.make_neuron, stride=stride)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ..memory.layers import SpikeConv2d
 from ..memory.spikes import is_spikes, mark_counts
 from ..neurons import Neuron
-from ..units import Head, Unit, pool_label
+from ..neurons.foreign import convert_neurons
+from ..units import Head, Unit, output_of, pool_label
 from .models import block_unit, is_block, layers_of
-from .neurons import convert_neurons
 
 WEIGHTS = (nn.Conv2d, nn.Linear)
 NORMS = (nn.BatchNorm2d, nn.BatchNorm1d, nn.GroupNorm)
@@ -53,6 +53,9 @@ class Chain(Unit):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
+            if isinstance(layer, NORMS):
+                x = output_of(layer, x)
+                continue
             # The largest of some spikes, or of some sums of spikes, is one too: it may be kept small as they are.
             counts = self.memory_form == "lean" and isinstance(layer, nn.MaxPool2d) and is_spikes(x)
             x = mark_counts(layer(x)) if counts else layer(x)

@@ -6,13 +6,16 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-from .arrays import npz
-from .base import BadSampleError, Dataset, FileSource, MemorySource, check_on_bad_sample
-from .embedded import digits, digits_events
-from .events import cifar10_dvs, gait_day_dvs, har_dvs, n_mnist
-from .folders import folder
-from .loader import Batches
-from .static import cifar10, cifar100, imagenet, svhn
+from ..extras import extra
+
+with extra("train"):
+    from .arrays import npz
+    from .base import BadSampleError, Dataset, FileSource, MemorySource, check_on_bad_sample
+    from .embedded import digits, digits_events
+    from .events import cifar10_dvs, gait_day_dvs, har_dvs, n_mnist
+    from .folders import folder
+    from .loader import Batches
+    from .static import cifar10, cifar100, imagenet, svhn
 
 __all__ = ["DATASETS", "BadSampleError", "Batches", "Dataset", "FileSource", "MemorySource", "load_dataset"]
 

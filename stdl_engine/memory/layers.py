@@ -15,7 +15,7 @@ from torch._prims_common import suggest_memory_format
 from torch.nn.modules.utils import _pair
 
 from ..kernels.spike_conv import by_columns, is_weight_bound, spike_conv, spike_conv_weight_gradient, takes
-from .spikes import Bits, pack_saved, unpack_saved
+from .spikes import Bits, pack_saved, subsampled, unpack_saved
 
 
 class _SpikeConv(torch.autograd.Function):
@@ -72,6 +72,22 @@ def _channels_last(weight: Tensor) -> Tensor:
     return weight.contiguous(memory_format=torch.channels_last).as_strided(weight.shape, strides)
 
 
+class _Pixels(torch.autograd.Function):
+    """Every so manieth pixel of spikes, as a map of its own with its own small form; nothing is kept for backward."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, down: int, right: int) -> Tensor:
+        ctx.shape, ctx.layout, ctx.step = x.shape, suggest_memory_format(x), (down, right)
+        return subsampled(x, down, right)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        down, right = ctx.step
+        grad_x = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout).zero_()
+        grad_x[:, :, ::down, ::right] = grad
+        return grad_x, None, None
+
+
 class _SpikePool(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, *settings) -> Tensor:
@@ -94,14 +110,25 @@ class SpikeConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         ordinary = self.bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
-        if not (self.memory_form == "lean" and ordinary and torch.is_grad_enabled()) or torch.compiler.is_compiling():
-            return super().forward(x)
+        lean = self.memory_form == "lean" and ordinary and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        skips = self.kernel_size == (1, 1) and self.stride != (1, 1) and self.padding == (0, 0)
+        if skips:  # it reads no other pixels; PyTorch's own kernel for it corrupts memory on some CPUs (docs/cpus.md)
+            x = _Pixels.apply(x, *self.stride) if lean else x[:, :, :: self.stride[0], :: self.stride[1]]
+        stride = (1, 1) if skips else self.stride
+        if not lean:
+            return self._convolve(x, stride)
         weight = self.weight
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
-        stride, padding, dilation = (list(pair) for pair in (self.stride, self.padding, self.dilation))
+        stride, padding, dilation = (list(pair) for pair in (stride, self.padding, self.dilation))
         return _SpikeConv.apply(x, weight, stride, padding, dilation, False, [0, 0], self.groups)
+
+    def _convolve(self, x: Tensor, stride: tuple[int, int]) -> Tensor:
+        """PyTorch's convolution of `x` at this stride, with all else as the layer has it."""
+        if stride == self.stride:
+            return super().forward(x)
+        return nn.functional.conv2d(x, self.weight, self.bias, stride, self.padding, self.dilation, self.groups)
 
 
 class SpikeAvgPool2d(nn.AvgPool2d):

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from ..kernels.bits import attach, bits_of, unpack
+from ..kernels.bits.reference import pack
 from .tracker import is_tracking, note_saved
 
 
@@ -66,6 +68,16 @@ def keep(t: Tensor) -> Kept:
         kept = Counts(t.detach().to(torch.uint8), t.dtype)
     note_saved(small_tensor(kept))
     return kept
+
+
+def subsampled(t: Tensor, down: int, right: int) -> Tensor:
+    """Every so manieth pixel of a map in memory of its own, in the same order, and with a small form if the map has."""
+    chosen = t[:, :, ::down, ::right].contiguous(memory_format=suggest_memory_format(t))
+    if bits_of(t) is not None:
+        attach(chosen, pack(chosen))
+    elif is_spikes(t):
+        mark_counts(chosen)
+    return chosen
 
 
 def restore(kept: Kept) -> Tensor:

@@ -1,11 +1,22 @@
 """Spiking neuron layers on the fused kernels."""
 
 from .alif import FusedALIF
-from .base import Neuron, reset_states
+from .base import Neuron, has_hooks, hooks_of, reset_states
+from .borrow import borrowed
 from .lif import FusedLIF
 from .plif import FusedPLIF
 
-__all__ = ["NEURONS", "FusedALIF", "FusedLIF", "FusedPLIF", "Neuron", "reset_states"]
+__all__ = [
+    "NEURONS",
+    "FusedALIF",
+    "FusedLIF",
+    "FusedPLIF",
+    "Neuron",
+    "borrowed",
+    "has_hooks",
+    "hooks_of",
+    "reset_states",
+]
 
 NEURONS: dict[str, type[Neuron]] = {"lif": FusedLIF, "plif": FusedPLIF, "alif": FusedALIF}
 """The neuron layers, by the name a recipe gives them."""

@@ -77,7 +77,7 @@ class FusedALIF(Neuron):
             )
             return spikes
         if in_place:
-            return alif_step_(x, *states, *numbers, overwrite=self.overwrite and self.lean, **options)
+            return alif_step_(x, *states, *numbers, overwrite=self.overwrites, **options)
         spikes, self.membrane, self.adaptation = alif_step(
             x, *states, *numbers, detach_reset=self.detach_reset, pack=self.lean, **options
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +89,23 @@ class Neuron(nn.Module):
         """The state's maps; none before the first step and after `reset()`."""
         return [] if self.membrane is None else [getattr(self, name) for name in self.state_names]
 
+    @property
+    def overwrites(self) -> bool:
+        """Whether spikes are written over the input: allowed, wanted, and no hook has a hand in it."""
+        return self.overwrite and self.lean and not has_hooks(self)
+
+    def set_aside(self) -> dict[str, Any]:
+        """Forget the state, and return it for `take_back`."""
+        state = {name: getattr(self, name) for name in self.state_names}
+        self.reset()
+        return state
+
+    def take_back(self, state: dict[str, Any]) -> None:
+        """Have the state again that `set_aside` returned."""
+        self.reset()
+        for name, value in state.items():
+            setattr(self, name, value)
+
     def reset(self) -> None:
         """Forget the state: the next input starts a new sequence."""
         for name in self.state_names:
@@ -120,6 +137,18 @@ class Neuron(nn.Module):
         replica = super()._replicate_for_data_parallel()
         replica.reset()
         return replica
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether anyone is given what goes into a module or comes out of it, besides those who call it."""
+    return any(hooks_of(module)) or torch.nn.modules.module._has_any_global_hook()
+
+
+def hooks_of(module: nn.Module) -> list[dict]:
+    """The tables of a module's hooks, those of forward and of backward."""
+    return [
+        module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks,
+    ]  # fmt: skip
 
 
 def reset_states(model: nn.Module) -> None:

@@ -100,7 +100,7 @@ class FusedLIF(LeakyNeuron):
     @classmethod
     def from_spikingjelly(cls, node: nn.Module, *, backend: str = "auto") -> LeakyNeuron:
         """The fused layer that computes what a SpikingJelly node does, an error if there is none: docs/convert.md."""
-        from ..convert import fused_like  # which builds on this file
+        from .foreign import fused_like  # which builds on this file
 
         return fused_like(node, backend=backend)
 
@@ -111,8 +111,7 @@ class FusedLIF(LeakyNeuron):
             self.membrane = self.after_reset(m)
             return spikes
         if in_place:
-            overwrite = self.overwrite and self.lean
-            return lif_step_(x, self.membrane, self.decay, self.threshold, overwrite=overwrite, **self.options)
+            return lif_step_(x, self.membrane, self.decay, self.threshold, overwrite=self.overwrites, **self.options)
         spikes, self.membrane = lif_step(
             x, self.membrane, self.decay, self.threshold, detach_reset=self.detach_reset, pack=self.lean, **self.options
         )

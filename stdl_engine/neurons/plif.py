@@ -79,7 +79,7 @@ class FusedPLIF(LeakyNeuron):
             self.membrane = self.after_reset(m)
             return spikes
         options |= {"detach_reset": self.detach_reset, "pack": self.lean or (self.online and in_place)}
-        overwrite = self.overwrite and self.lean and in_place
+        overwrite = self.overwrites and in_place
         spikes, self.membrane = plif_step(x, self.membrane, self.logit, self.threshold, overwrite=overwrite, **options)
         return spikes
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,17 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..inference import mean_logits
 from ..memory.spikes import Kept, keep, restore, saving
 from ..memory.tracker import mark
-from ..neurons import Neuron, reset_states
+from ..neurons import borrowed, reset_states
+from ..planning.network import Network, check_model
+from ..planning.plan import Plan, plan_of_layers
+from ..planning.subnetworks import Subnetwork, build
 from ..stream import subnetwork_major, time_major
-from ..subnetworks import Network, Plan, Subnetwork, build, plan_of_layers
-from .batch import check_batch, split_frames
+from .batch import check_batch, check_sample, split_frames
+from .checks import check_subnetworks, check_tensors
+from .finite import GuardedSteps
+from .inference import mean_logits
 
 MEMORY = ("lean", "paper")
 ORDERS = ("subnetwork", "time")
@@ -46,6 +51,9 @@ class StepResult:
 class Rule:
     """A way to train a model: `step` learns from one batch, `predict` runs the plain network.
 
+    A rule borrows the model: between its calls every layer is in the mode it was in before, so that several rules and
+    loops of your own can take turns on one model.
+
     Args:
         model: an `nn.Sequential` of units ending in a `Head`.
         optimizer: makes an optimizer from parameters, for example `functools.partial(torch.optim.SGD, lr=0.1,
@@ -58,7 +66,7 @@ class Rule:
             lean, "time" for paper.
         precision: "fp32"; or "bf16" or "fp16" for autocast, the latter with a gradient scaler for each subnetwork.
         sequence: whether batches will be T different frames, [T, B, ...]; a budget in bytes counts them.
-        plan, network: how the network is cut and what it looks like, where they are known already.
+        plan: how the network is cut, where that is known already.
 
     A subclass says how the network is cut (`make_plan`) and may say how a subnetwork learns from one time step
     (`learn`).
@@ -79,7 +87,6 @@ class Rule:
         precision: str = "fp32",
         sequence: bool = False,
         plan: Plan | None = None,
-        network: Network | None = None,
     ) -> None:
         if memory not in MEMORY:
             raise ValueError(f"unknown memory {memory!r}: pass one of {', '.join(MEMORY)}.")
@@ -89,20 +96,33 @@ class Rule:
             raise ValueError(f"unknown order {order!r}: pass one of {', '.join(ORDERS)}.")
         if precision not in PRECISIONS:
             raise ValueError(f"unknown precision {precision!r}: pass one of {', '.join(PRECISIONS)}.")
+        check_model(model)
+        check_sample(sample, model)
+        check_tensors(model, sample)
         self.precision, self.device = precision, sample.device
-        self.network = network or Network(model, tuple(sample.shape[1:]), memory)
+        self.network = Network(model, tuple(sample.shape[1:]), memory)
         self.make_optimizer, self.batch_size = optimizer, len(sample)
         self.plan = plan or self.make_plan()
-        self.subnetworks = self.build_subnetworks()
-        for module in self.modules():
-            if isinstance(module, Neuron):
-                module.online = self.online
-            if hasattr(module, "memory_form"):
-                module.memory_form = memory
-        self.optimizers = [optimizer([p for p in part.parameters() if p.requires_grad]) for part in self.subnetworks]
+        self._assemble()
         self.schedulers = [schedule(o) for o in self.optimizers] if schedule else []
         scaled = precision == "fp16"
         self.scalers = [GradScaler(self.device.type) for _ in self.optimizers] if scaled else []
+
+    def _assemble(self) -> None:
+        """The subnetworks of the plan and their optimizers."""
+        self.subnetworks = self.build_subnetworks()
+        check_subnetworks(self.subnetworks)
+        trained = ([p for p in part.parameters() if p.requires_grad] for part in self.subnetworks)
+        self.optimizers = [self.make_optimizer(parameters) for parameters in trained]
+        self._guard = GuardedSteps()
+
+    def trial(self, network: Network, plan: Plan) -> Self:
+        """The same way of training, on a copy of the network and cut by another plan: what the planner measures."""
+        twin = copy.copy(self)
+        twin.network, twin.model, twin.plan = network, network.model, plan
+        twin._assemble()
+        twin.schedulers, twin.scalers = [], []
+        return twin
 
     def make_plan(self) -> Plan:
         """How the network is cut; the default is not at all."""
@@ -112,6 +132,10 @@ class Rule:
         """The subnetworks of the plan, auxiliary networks included."""
         return build(self.network, self.plan)
 
+    def __repr__(self) -> str:
+        settings = f"{self.memory} memory, {self.precision}, batch {self.batch_size}, order {self.order!r}"
+        return f"{type(self).__name__} ({settings}):\n{self.plan}"
+
     def modules(self) -> Iterator[nn.Module]:
         """Every module that takes part in training."""
         for subnetwork in self.subnetworks:
@@ -120,17 +144,38 @@ class Rule:
     def step(self, x: Tensor, y: Tensor, T: int) -> StepResult:
         """Train on one batch: x is [B, ...], shown T times, or a sequence [T, B, ...]; y the labels, [B]. One
         optimizer step.
+
+        A step that raises leaves every subnetwork whose optimizer has not stepped as it was.
         """
         frames = split_frames(x, T, self.network.in_shape)
-        check_batch(frames[0], y, self.network.head.num_classes, self.modules())
-        self._start(y, T)
+        check_batch(x, y, len(frames[0]), self.network.head.num_classes, self.modules())
         run = time_major if self.order == "time" else subnetwork_major
-        with self.autocast():
+        with self.started(y, T), self.autocast():
             run(self.subnetworks, frames, self.learn, self.finish)
-        losses = [self._losses[part] for part in self.subnetworks]
-        result = StepResult(losses[-1], losses, self._logits / T)
-        del self._losses, self._logits, self._labels
-        return result
+            losses = [self._losses[part] for part in self.subnetworks]
+            return StepResult(losses[-1], losses, self._logits / T)
+
+    @contextlib.contextmanager
+    def started(self, y: Tensor, T: int) -> Iterator[None]:
+        """A context in which subnetworks may `learn` and `finish` one batch of T time steps; the model is borrowed."""
+        self._guard.check()
+        gradients = [(p, p.grad) for part in self.subnetworks for p in part.parameters()]
+        _set_gradients((p, None) for p, _ in gradients)
+        self._labels, self._steps, self._losses, self._logits = y.long(), T, {}, 0
+        buffers = {part: [(b, b.clone()) for b in part.buffers()] for part in self.subnetworks}
+        self._unfinished = list(self.subnetworks)
+        with borrowed(self.modules(), training=True, online=self.online, memory=self.memory):
+            try:
+                yield
+            except BaseException:
+                with torch.no_grad():
+                    for buffer, before in (pair for part in self._unfinished for pair in buffers[part]):
+                        buffer.copy_(before)
+                raise
+            finally:
+                _set_gradients(gradients)
+                torch.clear_autocast_cache()
+                del self._labels, self._losses, self._logits, self._unfinished
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """The context that computes in this rule's precision."""
@@ -179,9 +224,16 @@ class Rule:
             self.scalers[index].step(optimizer)  # not if a gradient has overflowed
             self.scalers[index].update()
         else:
-            optimizer.step()
+            self._guard.step(optimizer, f"subnetwork {index + 1}", self.named_parameters(index))
+        self._unfinished.remove(subnetwork)
         optimizer.zero_grad(set_to_none=True)
         torch.clear_autocast_cache()  # in an autocast context that goes on, the old weights in low precision would too
+
+    def named_parameters(self, index: int) -> dict[str, nn.Parameter]:
+        """The parameters that subnetwork `index` trains: the model's by their names there, then the auxiliary ones."""
+        own = {id(p): name for name, p in self.model.named_parameters()}
+        parameters = (pair for pair in self.subnetworks[index].named_parameters() if pair[1].requires_grad)
+        return {own.get(id(p), name.replace("classifier", "auxiliary", 1)): p for name, p in parameters}
 
     def predict(self, x: Tensor, T: int) -> Tensor:
         """Logits of the plain network in evaluation mode, the mean over T time steps; auxiliary networks take no
@@ -249,13 +301,10 @@ class Rule:
             for owner, values in zip(owners, state[kind], strict=True):
                 owner.load_state_dict(values)
 
-    def _start(self, y: Tensor, T: int) -> None:
-        self._labels, self._steps, self._losses, self._logits = y.long(), T, {}, 0
-        for subnetwork in self.subnetworks:
-            subnetwork.train()
-            reset_states(subnetwork)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+
+def _set_gradients(gradients: Iterable[tuple[nn.Parameter, Tensor | None]]) -> None:
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
 
 
 def _check_fit(name: str, module: nn.Module, values: dict[str, Tensor]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..memory.spikes import Kept
 from ..memory.tracker import mark
-from ..subnetworks import Subnetwork
+from ..planning.subnetworks import Subnetwork
 from .base import Rule
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from ..subnetworks import Plan, Subnetwork, check_model, plan_with_linear_heads
+from ..planning.network import check_model
+from ..planning.plan import Plan, plan_with_linear_heads
+from ..planning.subnetworks import Subnetwork
 from .base import Rule
 
 

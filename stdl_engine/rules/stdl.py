@@ -4,11 +4,11 @@ network.
 
 from __future__ import annotations
 
-from ..auxiliary import VARIANTS
-from ..budgets import Budget, parse_budget
-from ..memory.fit import plan_within_bytes
-from ..published import published_rows
-from ..subnetworks import Plan, Subnetwork, build, plan_of_layers, plan_within
+from ..planning.auxiliary import VARIANTS
+from ..planning.budgets import Budget, parse_budget
+from ..planning.fit import plan_within_bytes
+from ..planning.plan import Plan, plan_of_layers, plan_within
+from ..planning.published import published_rows
 from .base import Rule
 
 
@@ -54,10 +54,7 @@ class STDL(Rule):
             return plan_of_layers(self.network, published_rows(self.model), self.variant)
         if self.budget.size is not None:
             return plan_within_bytes(
-                self.network, self.budget.size, self.make_optimizer, self.batch_size, self.steps, self.variant,
-                order=self.order, layerwise=self.layerwise, sequence=self.sequence,
+                self.network, self.budget.size, self.trial, self.batch_size, self.steps, self.variant,
+                layerwise=self.layerwise, sequence=self.sequence,
             )  # fmt: skip
         return plan_within(self.network, self.budget.fraction * self.network.total, self.variant, self.layerwise)
-
-    def build_subnetworks(self) -> list[Subnetwork]:
-        return build(self.network, self.plan, self.variant)

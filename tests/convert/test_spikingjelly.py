@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stdl_engine import FusedLIF, FusedPLIF
 from stdl_engine.convert import convert_neurons, fused_like
-from stdl_engine.convert.neurons import NotConvertible
+from stdl_engine.neurons.foreign import NotConvertible
 
 from .nets import MODELS, run
 

@@ -12,11 +12,12 @@ from torch.nn.functional import cross_entropy
 
 from stdl_engine import FusedLIF
 from stdl_engine.convert import convert_neurons, units_from
-from stdl_engine.memory.planner import predict
 from stdl_engine.memory.spikes import is_spikes
-from stdl_engine.neurons import Neuron
+from stdl_engine.neurons import Neuron, borrowed
+from stdl_engine.planning.network import Network
+from stdl_engine.planning.plan import plan_of_layers
+from stdl_engine.planning.planner import predict
 from stdl_engine.rules import BPTT, SLTT, STDL
-from stdl_engine.subnetworks import Network, plan_of_layers
 from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock
 
 from .nets import MODELS, sew_resnet18, spiking_resnet18
@@ -195,9 +196,8 @@ def test_the_engine_s_own_blocks_hold_the_model_s_layers():
 def test_pooled_spikes_are_kept_small():
     """Between subnetworks a max-pooled map of spikes is one byte an element."""
     model, x, _ = made("plain")
-    rule = SLTT(units_from(model), sgd, x)
-    stem = rule.model[0]
-    with torch.no_grad():
+    stem = SLTT(units_from(model), sgd, x).model[0]
+    with torch.no_grad(), borrowed(stem.modules(), training=True, online=True, memory="lean"):
         assert is_spikes(stem(x))
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from stdl_engine.models import build_model
-from stdl_engine.published import PUBLISHED
+from stdl_engine.planning.network import Network
+from stdl_engine.planning.plan import Plan, plan_of_layers
+from stdl_engine.planning.published import PUBLISHED
 from stdl_engine.rules import RULES, STDL, Rule, StepResult
-from stdl_engine.subnetworks import Network, Plan, plan_of_layers
 
 sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 adamw = functools.partial(torch.optim.AdamW, lr=1e-3, weight_decay=5e-4)

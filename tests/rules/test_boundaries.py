@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from stdl_engine import reset_states
+from stdl_engine.neurons import borrowed
 
 from .nets import Recorder, assert_same, batch, gradients, make, small
 
@@ -47,12 +47,12 @@ def test_gradients_are_of_the_subnetworks_own_loss(rule, memory):
     by_hand = make(rule, small(), x, Recorder, memory="paper")
     frames = [x] * T
     for index, part in enumerate(by_hand.subnetworks):
-        reset_states(part)
         outputs = []
-        for frame in frames:
-            spikes = part.units(frame)
-            (cross_entropy(part.classifier(spikes), y) / T).backward()
-            outputs.append(spikes.detach())
+        with borrowed(part.modules(), training=True, online=True, memory="paper"):
+            for frame in frames:
+                spikes = part.units(frame)
+                (cross_entropy(part.classifier(spikes), y) / T).backward()
+                outputs.append(spikes.detach())
         frames = outputs
         mine = of_part(made, index, found)
         names = {f"model.{name}": p for name, p in by_hand.model.named_parameters()}

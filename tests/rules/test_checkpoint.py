@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from stdl_engine.planning.network import Network
+from stdl_engine.planning.plan import plan_of_layers
 from stdl_engine.rules import RULES
-from stdl_engine.subnetworks import Network, plan_of_layers
 
 from .nets import adamw, assert_same, assert_same_results, batch, batches, make, numbers, sgd, small
 

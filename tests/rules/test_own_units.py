@@ -5,10 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from stdl_engine import FusedLIF
-from stdl_engine.auxiliary import VARIANTS, Search
 from stdl_engine.models import build_model
+from stdl_engine.planning.auxiliary import VARIANTS, Search
+from stdl_engine.planning.network import Network
+from stdl_engine.planning.plan import plan_of_layers
 from stdl_engine.rules import RULES, STDL
-from stdl_engine.subnetworks import Network, plan_of_layers
 from stdl_engine.units import ConvUnit, Head, Unit
 
 from .nets import assert_same, batches, make, numbers, sgd, train, unchanged

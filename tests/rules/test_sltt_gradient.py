@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from stdl_engine import FusedLIF
+from stdl_engine.planning.network import Network
+from stdl_engine.planning.plan import plan_with_linear_heads
 from stdl_engine.rules import SLTT, STDL
-from stdl_engine.subnetworks import Network, plan_with_linear_heads
 from stdl_engine.units import Head, Unit
 
 from .nets import Recorder, gradients

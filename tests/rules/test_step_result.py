@@ -79,9 +79,13 @@ def test_a_model_that_has_run_before_makes_a_rule():
 
 @pytest.mark.parametrize(("online", "name"), [(False, "bptt"), (True, "sltt"), (True, "stdl"), (True, "ell")])
 def test_neurons_are_online_as_the_rule_says(online, name):
-    x, _ = batch()
+    """While a step lasts; before and after it they are as they were."""
+    x, y = batch()
     rule = make(name, small(), x, memory="paper")
     neurons = [module for module in rule.modules() if isinstance(module, FusedLIF)]
     assert neurons
-    assert {module.online for module in neurons} == {online}
-    assert {module.memory_form for module in neurons} == {"paper"}
+    seen = []
+    neurons[0].register_forward_pre_hook(lambda *_: seen.extend((n.online, n.memory_form) for n in neurons))
+    rule.step(x, y, T)
+    assert set(seen) == {(online, "paper")}
+    assert {(n.online, n.memory_form) for n in neurons} == {(False, None)}

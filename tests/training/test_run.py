@@ -62,7 +62,7 @@ class TestFolder:
         assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
 
     def test_peak_is_the_planners(self, train, tmp_path):
-        from stdl_engine.memory.planner import predict
+        from stdl_engine.planning.planner import predict
 
         train("--epochs", 1, "--out", tmp_path / "run", "--no-channels-last")
         summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -4,12 +4,12 @@ import pytest
 from torch import nn
 
 from stdl_engine import FusedALIF, FusedLIF, FusedPLIF
-from stdl_engine.footprint import footprint
 from stdl_engine.models import MODELS, build_model
-from stdl_engine.subnetworks import Network
+from stdl_engine.planning.footprint import footprint
+from stdl_engine.planning.network import Network
 from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock, shapes_only
 
-from .paper import network, unit_cost
+from ..paper import network, unit_cost
 
 every_model = pytest.mark.parametrize("name", MODELS)
 

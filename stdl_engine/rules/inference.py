@@ -7,20 +7,15 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from .neurons import reset_states
+from ..neurons import borrowed
 
 
 @torch.no_grad()
 def mean_logits(model: nn.Module, frames: list[Tensor]) -> Tensor:
-    """What a model in evaluation mode says of a batch, the mean over its frames in time; training mode comes back."""
-    was_training = model.training
-    model.eval()
-    reset_states(model)
-    try:
+    """What a model in evaluation mode says of a batch, the mean over its frames in time; the model is given back as it
+    was."""
+    with borrowed(model.modules(), training=False, online=True, memory="lean"):
         return sum(model(frame) for frame in frames) / len(frames)
-    finally:
-        reset_states(model)
-        model.train(was_training)
 
 
 def accuracy(predict: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, int]:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from stdl_engine.budgets import Budget, format_bytes, parse_budget, parse_bytes
+from stdl_engine.planning.budgets import Budget, format_bytes, parse_budget, parse_bytes
 
 
 @pytest.mark.parametrize("budget", [0.5, "0.5", " .5 ", "5e-1", "+0.5", np.float64(0.5), Budget(fraction=0.5)])

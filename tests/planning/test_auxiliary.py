@@ -8,14 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stdl_engine import auxiliary
-from stdl_engine.auxiliary import VARIANTS, Layer, Search, Variant
 from stdl_engine.models import MODELS, build_model
 from stdl_engine.neurons import reset_states
-from stdl_engine.subnetworks import Network, plan_within
+from stdl_engine.planning import auxiliary
+from stdl_engine.planning.auxiliary import VARIANTS, Layer, Search, Variant
+from stdl_engine.planning.network import Network
+from stdl_engine.planning.plan import plan_within
 from stdl_engine.units import Head, PooledHead, label_of
 
-from .paper import layer_cost, network, pool_and_stride
+from ..paper import layer_cost, network, pool_and_stride
 
 
 def search(name: str, variant: str = "stdl") -> Search:

@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from stdl_engine.memory.planner import measure, predict
 from stdl_engine.models import build_model
 from stdl_engine.neurons import Neuron
+from stdl_engine.planning.planner import measure, predict
 from stdl_engine.rules import SLTT, STDL
 
 from .fit_nets import IMAGE, SGD, convolutional, counting, residual

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from stdl_engine.models import build_model
-from stdl_engine.published import PUBLISHED, published_rows
+from stdl_engine.planning.plan import plan_of_layers, plan_within
+from stdl_engine.planning.published import PUBLISHED, published_rows
 from stdl_engine.rules import STDL
-from stdl_engine.subnetworks import plan_of_layers, plan_within
 from stdl_engine.units import label_of, shapes_only
 
-from .paper import SIDES, TABLE, footprints_remembered, network, rows
+from ..paper import SIDES, TABLE, footprints_remembered, network, rows
 
 sgd = functools.partial(torch.optim.SGD, lr=0.1)
 

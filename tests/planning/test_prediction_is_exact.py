@@ -5,8 +5,8 @@ import functools
 import pytest
 import torch
 
-from stdl_engine.memory.planner import measure, predict
 from stdl_engine.models import build_model
+from stdl_engine.planning.planner import measure, predict
 from stdl_engine.rules import BPTT, DECOLLE, ELL, SLTT, STDL, EvenLocal
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)

@@ -10,59 +10,60 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import Optimizer
 
-from ..auxiliary import Layer, Search, Shape, Variant, fitted
-from ..budgets import format_bytes
-from ..neurons import reset_states
-from ..subnetworks import Network, Part, Plan, Subnetwork, build, make_part
+from ..memory.spikes import Kept, keep, small_tensor
+from ..memory.tracker import Tracker
+from ..neurons import borrowed
 from ..units import shapes_only
-from .planner import dtype_of, fake_copy, faking, measure
+from .auxiliary import Layer, Search, Shape, Variant, fitted
+from .budgets import format_bytes
+from .network import Network
+from .plan import Part, Plan, make_part
+from .planner import Trainable, dtype_of, fake_copy, faking, measure
 from .profile import Profile, Step
-from .spikes import Kept, keep, small_tensor
-from .tracker import Tracker
-
-if TYPE_CHECKING:
-    from ..rules import Rule
 
 TRIES_PER_DEPTH = 4
 """Auxiliary networks of one depth that are tried, cheapest first, before that depth is given up."""
 
 
+Trial = Callable[[Network, Plan], Trainable]
+"""Makes a rule that trains a network cut by a plan."""
+
+
 def plan_within_bytes(
     network: Network,
     budget: int,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+    trial: Trial,
     batch_size: int,
     T: int,
     variant: Variant,
     *,
-    order: str,
     layerwise: bool = False,
     sequence: bool = False,
 ) -> Plan:
     """The fewest subnetworks, with the deepest auxiliary networks, whose training step peaks at no more than `budget`
     bytes, under the autocast in force.
 
-    As in Algorithm 1 earlier subnetworks are the longer ones, and auxiliary networks grow in order. With `sequence` the
-    input is T different frames.
+    As in Algorithm 1 earlier subnetworks are the longer ones, and auxiliary networks grow in order. `trial` makes the
+    rule whose steps are measured. With `sequence` the input is T different frames.
     """
     with unset_fake_temporarily(), faking():
-        return _Fitting(network, optimizer, batch_size, T, variant, order, sequence).best(budget, layerwise)
+        return Fitting(network, trial, batch_size, T, variant, sequence).best(budget, layerwise)
 
 
-class _Fitting:
+class Fitting:
     """The search for one network, batch and number of time steps."""
 
     def __init__(
-        self, network: Network, optimizer, batch_size: int, T: int, variant: Variant, order: str, sequence: bool = False
+        self, network: Network, trial: Trial, batch_size: int, T: int, variant: Variant, sequence: bool = False
     ) -> None:
-        self.network, self.optimizer, self.batch_size, self.T, self.order = network, optimizer, batch_size, T, order
+        self.network, self.trial, self.batch_size, self.T = network, trial, batch_size, T
         self.variant, self.count = variant, len(network.units)
         self.search = Search(network.units, network.shapes, network.memory, variant)
         self.fake = Network.sharing(network, fake_copy(network.model))
@@ -72,7 +73,8 @@ class _Fitting:
         self._profiles: dict[tuple, Profile] = {}
         self._smallest: dict[range, Part] = {}
         whole = self.rule(Plan((make_part(network, self.search, range(self.count), None),), 0.0))
-        self.base = self.x.nbytes + self.labels.nbytes + size(held(whole.subnetworks, whole.optimizers))
+        self.order = whole.order
+        self.base = self.x.nbytes + self.labels.nbytes + during_step(whole.subnetworks, whole.optimizers)
         self.boundaries = self.make_boundaries()
         parameters = size(network.model.parameters())
         per_parameter = 2 + size(states(self.fake.model.parameters(), whole.optimizers)) / parameters
@@ -97,7 +99,7 @@ class _Fitting:
         )
 
     def plan(self, parts: Sequence[Part]) -> Plan:
-        return Plan(tuple(parts), self.network.total, None, self.network.memory)
+        return Plan(tuple(parts), self.network.total, None, self.network.memory, self.variant)
 
     def note(self, peak: int, budget: int) -> str:
         return (
@@ -208,7 +210,7 @@ class _Fitting:
         return self._profiles[key]
 
     def profiled(self, part: Part) -> Profile:
-        rule = self.rule(Plan((part,), 0.0))
+        rule = self.rule(replace(self.plan([part]), total=0.0))
         (subnetwork,) = rule.subnetworks
         x = self.boundaries[part.units.start]
         tracker = Tracker()
@@ -216,9 +218,8 @@ class _Fitting:
         start, until_units_end = tracker.current, []
         # A longer run needs at least what these units do before there are gradients and auxiliary states.
         handle = subnetwork.units[-1].register_forward_hook(lambda *_: until_units_end.append(tracker.peak - start))
-        rule._start(self.labels, self.T)
         peaks = []
-        with tracker:
+        with rule.started(self.labels, self.T), tracker:
             for t in range(min(self.T, 2)):
                 tracker.peak = tracker.current
                 output = small_tensor(rule.learn(subnetwork, t, x)).nbytes
@@ -226,10 +227,10 @@ class _Fitting:
             between_steps = tracker.current - start
             tracker.peak = tracker.current
             rule.finish(subnetwork)
+            finish, left = tracker.peak - start, tracker.current - start
         handle.remove()
-        finish, left = tracker.peak - start, tracker.current - start
         is_last = part.auxiliary is None
-        auxiliary = 0 if is_last else size(held([subnetwork.classifier], rule.optimizers))
+        auxiliary = 0 if is_last else during_step([subnetwork.classifier], rule.optimizers)
         taken = small_tensor(x).nbytes if part.units.start else 0  # the network's own input is there anyway
         units = until_units_end[0] + taken
         if self.order == "subnetwork":  # it runs alone, and the maps before and behind it wait for it
@@ -243,26 +244,17 @@ class _Fitting:
     def make_boundaries(self) -> list[Kept]:
         """What a subnetwork that starts at each unit is given, in the form it is kept in."""
         x, boundaries = self.frame, [self.frame]
-        with torch.no_grad():
+        memory = self.network.memory
+        with torch.no_grad(), borrowed(self.fake.model.modules(), training=True, online=True, memory=memory):
             for unit in list(self.fake.model)[:-2]:
                 x = unit(x)
-                reset_states(unit)
-                boundaries.append(keep(x) if self.network.memory == "lean" else x)
+                boundaries.append(keep(x) if memory == "lean" else x)
         torch.clear_autocast_cache()  # its weights in low precision would be missing from what is measured next
         return boundaries
 
-    def rule(self, plan: Plan) -> Rule:
+    def rule(self, plan: Plan) -> Trainable:
         """A rule that trains these parts, its optimizers with their state."""
-        from ..rules.base import Rule  # here, as rules import this file
-
-        class Planned(Rule):
-            variant = self.variant
-
-            def build_subnetworks(self) -> list[Subnetwork]:
-                return build(self.network, self.plan, self.variant)
-
-        model, memory = self.fake.model, self.network.memory
-        rule = Planned(model, self.optimizer, self.frame, memory=memory, order=self.order, plan=plan, network=self.fake)
+        rule = self.trial(self.fake, plan)
         for optimizer in rule.optimizers:
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 parameter.grad = torch.empty_like(parameter)
@@ -322,6 +314,12 @@ def held(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> list[
     """What modules hold between training steps: parameters, buffers and the optimizers' state of them."""
     tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
     return [*tensors, *states(tensors, optimizers)]
+
+
+def during_step(modules: Sequence[nn.Module], optimizers: Iterable[Optimizer]) -> int:
+    """Bytes that modules hold throughout a training step: the same, and buffers twice, as a step that fails puts the
+    old ones back."""
+    return size(held(modules, optimizers)) + size(b for module in modules for b in module.buffers())
 
 
 def states(parameters: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> list[Tensor]:

@@ -6,10 +6,10 @@ import re
 import pytest
 import torch
 
-from stdl_engine.auxiliary import VARIANTS
-from stdl_engine.memory.fit import _Fitting, last_true
-from stdl_engine.memory.planner import faking
-from stdl_engine.subnetworks import Network
+from stdl_engine.planning.auxiliary import VARIANTS
+from stdl_engine.planning.fit import Fitting, last_true
+from stdl_engine.planning.planner import faking
+from stdl_engine.rules import SLTT
 
 from .fit_nets import ADAMW, IMAGE, SGD, convolutional, counting, residual
 
@@ -25,7 +25,8 @@ def case(request):
     """A search, with the peak of every partition that has each run's smallest auxiliary network, by trying them."""
     network, memory, order, optimizer, batch, T, sequence, autocast = CASES[request.param]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast), faking():
-        fitting = _Fitting(Network(network(), IMAGE, memory), optimizer, batch, T, VARIANTS["stdl"], order, sequence)
+        rule = SLTT(network(), optimizer, torch.empty(batch, *IMAGE), memory=memory, order=order, sequence=sequence)
+        fitting = Fitting(rule.network, rule.trial, batch, T, VARIANTS["stdl"], sequence)
         table = []
         for cut in itertools.product((False, True), repeat=3):
             edges = [0, *(place for place, here in enumerate(cut, 1) if here), 4]

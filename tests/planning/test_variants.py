@@ -2,12 +2,12 @@
 
 import pytest
 
-from stdl_engine.auxiliary import VARIANTS, Search
-from stdl_engine.partition import partition_by
-from stdl_engine.subnetworks import plan_within
+from stdl_engine.planning.auxiliary import VARIANTS, Search
+from stdl_engine.planning.partition import partition_by
+from stdl_engine.planning.plan import plan_within
 from stdl_engine.units import PooledHead
 
-from .paper import footprints_remembered, layer_cost, network, rows
+from ..paper import footprints_remembered, layer_cost, network, rows
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .neurons import Neuron
-from .units import output_shape
+from ..neurons import Neuron
+from ..units import output_shape
 
 MAPS_PER_NEURON = {"paper": 2.0, "lean": 1.0 + 1 / 32}
 MAPS_PER_LAYER = 1.0

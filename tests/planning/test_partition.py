@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stdl_engine.partition import partition, partition_by, smallest_budget
+from stdl_engine.planning.partition import partition, partition_by, smallest_budget
 
 footprints = st.lists(st.integers(0, 20), min_size=1, max_size=9)
 

@@ -6,20 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from stdl_engine.auxiliary import VARIANTS, Search
 from stdl_engine.models import MODELS, build_model
-from stdl_engine.subnetworks import (
-    BudgetError,
-    Network,
-    build,
-    check_model,
-    plan_of_layers,
-    plan_with_linear_heads,
-    plan_within,
-)
+from stdl_engine.planning.auxiliary import VARIANTS, Search
+from stdl_engine.planning.network import Network, check_model
+from stdl_engine.planning.plan import BudgetError, plan_of_layers, plan_with_linear_heads, plan_within
+from stdl_engine.planning.subnetworks import build
 from stdl_engine.units import ConvUnit, Head, shapes_only
 
-from .paper import footprints_remembered, network
+from ..paper import footprints_remembered, network
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from typing import Any
 
 import torch
 from spikingjelly.activation_based import base, functional, neuron, surrogate
 from torch import Tensor, nn
 
-from ..kernels import surrogate as own
-from ..neurons import FusedLIF, FusedPLIF, Neuron
-from .neurons import NotConvertible
+from ...kernels import surrogate as own
+from .. import FusedLIF, FusedPLIF, Neuron
+from .swap import NotConvertible
 
 SURROGATES = {
     surrogate.Sigmoid: lambda f: own.Sigmoid(f.alpha),
@@ -92,6 +93,10 @@ class _Node:
     def reset(self) -> None:
         super().reset()
         self._v_steps = []
+
+    def set_aside(self) -> dict[str, Any]:
+        steps = self._v_steps
+        return super().set_aside() | {"_v_steps": steps}
 
     def detach(self) -> None:
         """Keep the state but not its history: what `functional.detach_net` calls."""

@@ -10,7 +10,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,33 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels.layout import is_dense
+from ..memory.spikes import Kept
+from ..memory.tracker import Place, Tracker, identity
 from ..neurons import Neuron
-from .tracker import Place, Tracker, identity
-
-if TYPE_CHECKING:
-    from ..rules import Rule, StepResult
+from ..units import forget_hooks
+from .network import Network
+from .plan import Plan
+from .subnetworks import Subnetwork
 
 PARTS = ("parameters", "optimizer", "gradients", "states", "saved", "transient")
 """What a peak is made of; "saved" is what autograd holds for backward, "transient" all that has no other name."""
+
+
+class Trainable(Protocol):
+    """What the planner asks of a learning rule (`stdl_engine.rules.Rule`)."""
+
+    memory: str
+    order: str
+    network: Network
+    plan: Plan
+    subnetworks: list[Subnetwork]
+    optimizers: list[Optimizer]
+
+    def modules(self) -> Iterator[nn.Module]: ...
+    def step(self, x: Tensor, y: Tensor, T: int) -> Any: ...
+    def started(self, y: Tensor, T: int) -> contextlib.AbstractContextManager[None]: ...
+    def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept: ...
+    def finish(self, subnetwork: Subnetwork) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +70,7 @@ class Prediction:
 
 
 def predict(
-    rule: Callable[..., Rule],
+    rule: Callable[..., Trainable],
     model: nn.Sequential,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
     sample: Tensor | tuple[int, ...],
@@ -76,7 +95,7 @@ def predict(
         return measure(trained, x, y, T)
 
 
-def measure(rule: Rule, x: Tensor, y: Tensor, T: int, *, autocast: torch.dtype | None = None) -> Prediction:
+def measure(rule: Trainable, x: Tensor, y: Tensor, T: int, *, autocast: torch.dtype | None = None) -> Prediction:
     """Peak memory of `rule.step(x, y, T)` on these tensors, fake or real: two steps are run, a short one first so that
     the optimizer has its state, and the peak of the second is counted. Without `autocast` the one in force, if any,
     stays in force.
@@ -86,7 +105,7 @@ def measure(rule: Rule, x: Tensor, y: Tensor, T: int, *, autocast: torch.dtype |
         return observed_step(rule, x, y, T)[1]
 
 
-def observed_step(rule: Rule, x: Tensor, y: Tensor, T: int) -> tuple[StepResult, Prediction]:
+def observed_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> tuple[Any, Prediction]:
     """`rule.step(x, y, T)`, and the peak memory of it."""
     observed = _Observed(rule, x, y)
     with observed.tracker:
@@ -110,7 +129,7 @@ def observed_step(rule: Rule, x: Tensor, y: Tensor, T: int) -> tuple[StepResult,
 class _Observed:
     """A tracker on a rule's next step that also notes what the peak is made of and each subnetwork's own peak."""
 
-    def __init__(self, rule: Rule, *batch: Tensor) -> None:
+    def __init__(self, rule: Trainable, *batch: Tensor) -> None:
         modules = list(rule.modules())
         self.parameters = [p for m in modules for p in m.parameters(recurse=False)]
         self.neurons = [m for m in modules if isinstance(m, Neuron)]
@@ -174,7 +193,9 @@ def fake_copy(model: nn.Module) -> nn.Module:
             stateless = copy.copy(neuron)
             stateless.reset()
             memo[id(neuron)] = copy.deepcopy(stateless, memo)
-    return copy.deepcopy(model, memo)
+    duplicate = copy.deepcopy(model, memo)
+    forget_hooks(duplicate)
+    return duplicate
 
 
 def fake_like(t: Tensor) -> Tensor:

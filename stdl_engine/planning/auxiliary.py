@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ..memory.layers import SpikeAvgPool2d
+from ..units import ConvUnit, Head, PooledHead, ResidualBlock, Unit, shapes_only
 from .footprint import footprint
-from .memory.layers import SpikeAvgPool2d
-from .units import ConvUnit, Head, PooledHead, ResidualBlock, Unit, shapes_only
 
 Shape = tuple[int, ...]
 

@@ -25,11 +25,11 @@ import torch
 from snntorch import Leaky, SpikingNeuron, surrogate
 from torch import Tensor, nn
 
-from ..kernels import dispatch
-from ..kernels import surrogate as own
-from ..kernels.lif import lif_step
-from ..kernels.lif.ops import STATE_DTYPE
-from .neurons import NotConvertible
+from ...kernels import dispatch
+from ...kernels import surrogate as own
+from ...kernels.lif import lif_step
+from ...kernels.lif.ops import STATE_DTYPE
+from .swap import NotConvertible
 
 
 @dataclass(frozen=True)

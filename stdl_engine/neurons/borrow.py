@@ -1,0 +1,45 @@
+"""Borrowing a model: its layers are set to a mode for a while, and each is given back as it was."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from .base import Neuron
+
+
+@contextlib.contextmanager
+def borrowed(modules: Iterable[nn.Module], *, training: bool, online: bool, memory: str) -> Iterator[None]:
+    """Inside, layers are in training or evaluation mode, take one time step per call, and neurons are online or exact,
+    in this form of memory and without a state. Afterwards every module is as it was, also after an exception.
+    """
+    modules = list(dict.fromkeys(modules))
+    before = [(module, _mode(module)) for module in modules]
+    states = [(module, module.set_aside()) for module in modules if isinstance(module, Neuron)]
+    mode = {"training": training, "online": online, "memory_form": memory, "step_mode": "s"}
+    try:
+        for module, own in before:
+            _set(module, {name: mode[name] for name in own})
+        yield
+    finally:
+        for module, own in before:
+            _set(module, own)
+        for neuron, state in states:
+            neuron.take_back(state)
+
+
+def _mode(module: nn.Module) -> dict[str, Any]:
+    """What is set of a module, as it is now."""
+    names = ["training"]
+    names += [name for name in ("memory_form", "step_mode") if hasattr(module, name)]
+    names += ["online"] if isinstance(module, Neuron) else []
+    return {name: getattr(module, name) for name in names}
+
+
+def _set(module: nn.Module, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if getattr(module, name) != value:
+            setattr(module, name, value)

@@ -1,0 +1,72 @@
+"""A model as the planner sees it: its units with the shape each one gives and its footprint, without running it."""
+
+from __future__ import annotations
+
+import copy
+from math import prod
+
+from torch import nn
+
+from ..units import Head, copy_of_shapes, label_of
+from .auxiliary import Shape
+from .footprint import footprint
+
+
+class Network:
+    """A model as the planner sees it: its units with the shape each one gives and its footprint, without running
+    anything.
+    """
+
+    def __init__(self, model: nn.Sequential, in_shape: Shape, memory: str = "paper") -> None:
+        check_model(model)
+        self.model, self.in_shape, self.memory = model, tuple(in_shape), memory
+        *self.units, self.head = copy_of_shapes(model).eval()
+        self.shapes, self.costs, shape = [], [], self.in_shape
+        for unit in self.units:
+            cost, shape = footprint(unit, shape, memory)
+            self.shapes.append(shape)
+            self.costs.append(cost)
+
+    @classmethod
+    def sharing(cls, other: Network, model: nn.Sequential) -> Network:
+        """The same measurements for another copy of the same model."""
+        network = copy.copy(other)
+        network.model = model
+        return network
+
+    @property
+    def total(self) -> float:
+        """Footprint of the whole network, its input included."""
+        return sum(self.costs) + prod(self.in_shape)
+
+    def cost(self, run: range) -> float:
+        """Footprint of a run of units and of the map it takes in."""
+        return sum(self.costs[index] for index in run) + prod(
+            self.shapes[run.start - 1] if run.start else self.in_shape
+        )
+
+    def labels(self, run: range) -> list[str]:
+        return [label_of(self.units[index]) for index in run]
+
+
+def check_model(model: nn.Module) -> None:
+    """Reject what is not a sequence of units ending in a head."""
+    if not isinstance(model, nn.Sequential) or len(model) < 2:
+        raise TypeError(
+            f"the model is a {type(model).__name__}: it must be an nn.Sequential of units ending in a Head, "
+            "which stdl_engine.convert.units_from makes of many other models."
+        )
+    if not isinstance(model[-1], Head):
+        raise TypeError(
+            f"the model ends in a {type(model[-1]).__name__}: its last part must be a Head, the classifier."
+        )
+    for place, unit in enumerate(model[:-1]):
+        missing = [
+            name
+            for name in ("in_channels", "out_channels", "stride", "max_stride", "rebuild")
+            if not hasattr(unit, name)
+        ]
+        if missing:
+            raise TypeError(
+                f"part {place} of the model ({type(unit).__name__}) is no Unit: it lacks {', '.join(missing)}."
+            )

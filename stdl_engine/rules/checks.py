@@ -1,0 +1,50 @@
+"""What a rule cannot train, each in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from ..neurons import Neuron
+from ..planning.subnetworks import Subnetwork
+
+
+def check_tensors(model: nn.Module, sample: Tensor) -> None:
+    """Reject parameters of several dtypes or devices, or on another device than the sample."""
+    parameters = dict(model.named_parameters())
+    for what, kinds in (
+        ("device", {str(p.device): name for name, p in parameters.items()}),
+        ("dtype", {str(p.dtype): name for name, p in parameters.items()}),
+    ):
+        if len(kinds) > 1:
+            places = " and ".join(f"{kind} ({name})" for kind, name in list(kinds.items())[:2])
+            raise ValueError(f"the model's parameters are of more than one {what}, {places}: use one, model.to(...).")
+    device = next(iter(parameters.values())).device
+    if device != sample.device and "meta" not in (device.type, sample.device.type):
+        raise ValueError(f"the model is on {device} and the sample on {sample.device}: move one to the other.")
+
+
+def check_subnetworks(subnetworks: Sequence[Subnetwork]) -> None:
+    """Reject subnetworks that share something they would both change, and those with nothing to train."""
+    owners: dict[int, int] = {}
+    places: dict[int, str] = {}
+    for number, subnetwork in enumerate(subnetworks, 1):
+        for name, module in subnetwork.named_modules(remove_duplicate=False):
+            if isinstance(module, Neuron) and places.setdefault(id(module), name) != name:
+                raise ValueError(
+                    f"a neuron layer is used twice, as {places[id(module)]} and {name}, and would mix their states: "
+                    "give each place a neuron, or a unit, of its own."
+                )
+        for name, parameter in subnetwork.named_parameters():
+            owner = owners.setdefault(id(parameter), number)
+            if owner != number:
+                raise ValueError(
+                    f"the parameter {name} of subnetwork {number} is in subnetwork {owner} too, and each trains its "
+                    "own: give every unit its own weights, or use BPTT or SLTT, which do not cut the network."
+                )
+        if not any(p.requires_grad for p in subnetwork.parameters()):
+            raise ValueError(
+                f"subnetwork {number} has no parameter to train, as all of them are frozen: unfreeze one "
+                "(requires_grad_(True)), or use a rule that does not cut there."
+            )
