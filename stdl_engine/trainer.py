@@ -76,7 +76,7 @@ class Trainer:
         self.test_batches = Batches(data.test, training=False, **workers)
         torch.manual_seed(recipe.seed)
         model = self.recipe.build().to(self.device)
-        sample = torch.empty(recipe.batch_size, *self.recipe.in_shape, device=self.device)
+        sample = self._placed(torch.empty(recipe.batch_size, *self.recipe.in_shape, device=self.device))
         self.rule = self.recipe.make_rule(model, sample, recipe.epochs * len(self.train_batches))
         if recipe.compile:
             for subnetwork in self.rule.subnetworks:

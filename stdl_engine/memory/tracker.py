@@ -8,6 +8,7 @@ takes and gives back inside itself is not seen. On CUDA the caching allocator co
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -70,9 +71,9 @@ class Tracker(TorchDispatchMode):
         self._saved: set[int] = set()
 
     def follow(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors that were made before the context, parameters for example."""
+        """Count tensors that were made before the context, parameters for example; of a slice only its own bytes."""
         for tensor in tensors:
-            self._born(tensor)
+            self._born(tensor, at_most=tensor.nbytes)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -97,12 +98,12 @@ class Tracker(TorchDispatchMode):
         """Identities of the storages alive that autograd holds for a backward."""
         return self._saved
 
-    def _born(self, tensor: Tensor) -> None:
+    def _born(self, tensor: Tensor, at_most: float = math.inf) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._alive:
             return
-        size = storage.nbytes()
+        size = min(storage.nbytes(), at_most)
         self._alive[key] = (weakref.ref(storage, lambda _: self._died(key)), size)
         self._change(size)
 

@@ -8,6 +8,7 @@ exceed the budget the search is done again with that much less.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ from .auxiliary import Layer, Search, Shape, Variant, fitted
 from .budgets import format_bytes
 from .network import Network
 from .plan import Part, Plan, make_part
-from .planner import Trainable, dtype_of, fake_copy, faking, measure
+from .planner import Trainable, fake_copy, fake_like, faking, measure
 from .profile import Profile, Step
 
 TRIES_PER_DEPTH = 4
@@ -40,7 +41,7 @@ def plan_within_bytes(
     network: Network,
     budget: int,
     trial: Trial,
-    batch_size: int,
+    sample: Tensor,
     T: int,
     variant: Variant,
     *,
@@ -51,40 +52,41 @@ def plan_within_bytes(
     bytes, under the autocast in force.
 
     As in Algorithm 1 earlier subnetworks are the longer ones, and auxiliary networks grow in order. `trial` makes the
-    rule whose steps are measured. With `sequence` the input is T different frames.
+    rule whose steps are measured, on batches like `sample`, which has no numbers. With `sequence` the input is T
+    different frames.
     """
     with unset_fake_temporarily(), faking():
-        return Fitting(network, trial, batch_size, T, variant, sequence).best(budget, layerwise)
+        return Fitting(network, trial, sample, T, variant, sequence).best(budget, layerwise)
 
 
 class Fitting:
     """The search for one network, batch and number of time steps."""
 
     def __init__(
-        self, network: Network, trial: Trial, batch_size: int, T: int, variant: Variant, sequence: bool = False
+        self, network: Network, trial: Trial, sample: Tensor, T: int, variant: Variant, sequence: bool = False
     ) -> None:
-        self.network, self.trial, self.batch_size, self.T = network, trial, batch_size, T
+        self.network, self.trial, self.batch_size, self.T = network, trial, len(sample), T
         self.variant, self.count = variant, len(network.units)
         self.search = Search(network.units, network.shapes, network.memory, variant)
         self.fake = Network.sharing(network, fake_copy(network.model))
-        self.frame = torch.empty(batch_size, *network.in_shape, dtype=dtype_of(network.model))
+        self.frame = fake_like(sample)
         self.x = torch.empty(T, *self.frame.shape, dtype=self.frame.dtype) if sequence else self.frame
-        self.labels = torch.empty(batch_size, dtype=torch.int64)
+        self.labels = torch.empty(len(sample), dtype=torch.int64)
         self._profiles: dict[tuple, Profile] = {}
-        self._smallest: dict[range, Part] = {}
+        self._choices: dict[range, list[Part]] = {}
         whole = self.rule(Plan((make_part(network, self.search, range(self.count), None),), 0.0))
         self.order = whole.order
         self.base = self.x.nbytes + self.labels.nbytes + during_step(whole.subnetworks, whole.optimizers)
         self.boundaries = self.make_boundaries()
         parameters = size(network.model.parameters())
         per_parameter = 2 + size(states(self.fake.model.parameters(), whole.optimizers)) / parameters
-        self.search_bytes = _SearchBytes(network, variant, batch_size * self.frame.itemsize, per_parameter)
+        self.search_bytes = _SearchBytes(network, variant, len(sample) * self.frame.itemsize, per_parameter)
 
     def best(self, budget: int, layerwise: bool = False) -> Plan:
         """The plan for a budget; raises ValueError if there is none, with the smallest budget for which there is."""
         limit = budget
-        while (runs := self.fewest(limit, layerwise)) is not None:
-            plan = self.plan(self.deepened([self.smallest(run) for run in runs], limit))
+        while (parts := self.fewest(limit, layerwise)) is not None:
+            plan = self.plan(self.deepened(parts, limit))
             excess = self.measured(plan) - budget
             if excess <= 0:
                 return replace(plan, notes=(self.note(budget + excess, budget),))
@@ -107,30 +109,30 @@ class Fitting:
             f"{self.T} time steps"
         )
 
-    def fewest(self, limit: float, layerwise: bool = False) -> list[range] | None:
-        """The fewest runs of units that train within limit, each with its smallest auxiliary network; None if none
-        do."""
-        if layerwise:
-            runs = [range(index, index + 1) for index in range(self.count)]
-            return runs if self.predicted(map(self.smallest, runs)) <= limit else None
-        for number in range(1, self.count + 1):
-            if (runs := self.cut(0, number, Step(), limit)) is not None:
-                return runs
-        return None
+    def fewest(self, limit: float, layerwise: bool = False) -> list[Part] | None:
+        """The fewest subnetworks that train within limit, with auxiliary networks of one layer; None if none do."""
+        failed: dict[tuple[int, int], list[Step]] = {}
+        numbers = [self.count] if layerwise else range(1, self.count + 1)
+        return next((parts for n in numbers if (parts := self.cut(0, n, Step(), limit, failed)) is not None), None)
 
-    def cut(self, first: int, number: int, before: Step, limit: float) -> list[range] | None:
-        """Units `first` and on as so many runs, the earlier as long as they can be, behind what came before."""
+    def cut(self, first: int, number: int, before: Step, limit: float, failed: dict) -> list[Part] | None:
+        """Units `first` and on as so many subnetworks, the earlier as long as they can be, behind what came before."""
+        if number == 0:
+            return [] if first == self.count else None
+        dead_ends = failed.setdefault((first, number), [])
+        if any(other.takes_no_more_than(before) for other in dead_ends):
+            return None
         if number == 1:
-            rest = range(first, self.count)
-            fits = self.base + before.then(self.profile(self.smallest(rest))).peak <= limit
-            return [rest] if fits else None
-        longest = self.count - number + 1
-        for run in reversed([run for run in self.runs_from(first, limit) if run.stop <= longest]):
-            step = before.then(self.profile(self.smallest(run)))
+            runs = [range(first, self.count)]
+        else:
+            runs = [run for run in self.runs_from(first, limit) if run.stop <= self.count - number + 1]
+        for part in (part for run in reversed(runs) for part in self.choices(run)):
+            step = before.then(self.profile(part))
             if self.base + step.peak <= limit:
-                rest = self.cut(run.stop, number - 1, step, limit)
+                rest = self.cut(part.units.stop, number - 1, step, limit, failed)
                 if rest is not None:
-                    return [run, *rest]
+                    return [part, *rest]
+        dead_ends.append(before)
         return None
 
     def runs_from(self, first: int, limit: float) -> Iterator[range]:
@@ -138,15 +140,14 @@ class Fitting:
         for stop in range(first + 1, self.count):
             run = range(first, stop)
             yield run
-            if self.base + self.profile(self.smallest(run)).units > limit:
+            if self.base + self.profile(self.choices(run)[0]).units > limit:
                 return
 
     def smallest_parts(self, layerwise: bool) -> list[Part]:
         """The partition that takes the fewest bytes of all, auxiliary networks exchanged while that helps."""
         limit, parts = float("inf"), []
-        while (runs := self.fewest(limit, layerwise)) is not None:
-            parts = [self.smallest(run) for run in runs]
-            limit = self.predicted(parts) - 1
+        while (smaller := self.fewest(limit, layerwise)) is not None:
+            parts, limit = smaller, self.predicted(smaller) - 1
         for place in range(len(parts) - 1):
             for layers in self.search_bytes.by_depth(parts[place].units.stop - 1)[0]:
                 others = self.exchanged(parts, place, layers)
@@ -181,12 +182,22 @@ class Fitting:
         """The parts with another auxiliary network at one place."""
         return [*parts[:place], self.part(parts[place].units, layers), *parts[place + 1 :]]
 
-    def smallest(self, run: range) -> Part:
-        """A run with the auxiliary network that takes the fewest bytes, or with the head."""
-        if run not in self._smallest:
-            layers = None if run.stop == self.count else self.search_bytes.by_depth(run.stop - 1)[0][0]
-            self._smallest[run] = self.part(run, layers)
-        return self._smallest[run]
+    def choices(self, run: range) -> list[Part]:
+        """A run with auxiliary networks of one layer that are worth trying, about the cheapest first, or with the head.
+
+        None of them takes as much as another in every respect: one may hold fewer parameters where another needs less
+        while it runs.
+        """
+        if run not in self._choices:
+            chains = [None] if run.stop == self.count else self.search_bytes.by_depth(run.stop - 1)[0][:TRIES_PER_DEPTH]
+            parts = [self.part(run, layers) for layers in chains]
+            steps = [Step().then(self.profile(part)) for part in parts]
+            worse = {
+                j for (i, one), (j, other) in itertools.permutations(enumerate(steps), 2)
+                if one.takes_no_more_than(other) and (one != other or i < j)
+            }  # fmt: skip
+            self._choices[run] = [part for number, part in enumerate(parts) if number not in worse]
+        return self._choices[run]
 
     def part(self, run: range, layers: Sequence[Layer] | None) -> Part:
         return make_part(self.network, self.search, run, layers)

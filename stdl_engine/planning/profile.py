@@ -6,7 +6,7 @@ meanwhile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ class Step:
             stays=self.stays + part.stays,
             left=self.left + part.left,
         )
+
+    def takes_no_more_than(self, other: Step) -> bool:
+        """Whether it is as small as another in every respect, so that whatever follows both peaks no higher here."""
+        return all(mine <= theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True))
 
     @property
     def peak(self) -> int:

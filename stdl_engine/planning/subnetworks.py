@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._prims_common import suggest_memory_format
 
 from .auxiliary import Search
@@ -32,18 +32,29 @@ def build(network: Network, plan: Plan) -> list[Subnetwork]:
     model = network.model
     units = list(model)[:-1]
     search = Search(units, network.shapes, network.memory, plan.variant)
-    parameter: Tensor = next(model.parameters())
     subnetworks = []
     for part in plan.parts:
         if part.auxiliary is None:
             classifier = model[-1]
         else:
-            with torch.device(parameter.device):
+            with torch.device(next(model.parameters()).device):
                 classifier = search.build(part.units.stop - 1, part.auxiliary, network.head.num_classes)
-            if parameter.dtype != torch.get_default_dtype():
-                classifier = classifier.to(parameter.dtype)
-            if any(suggest_memory_format(p) is torch.channels_last for p in model.parameters() if p.dim() == 4):
-                classifier = classifier.to(memory_format=torch.channels_last)
+            _make_alike(classifier, model)
         run = nn.Sequential(*(units[index] for index in part.units))
         subnetworks.append(Subnetwork(run, classifier, part.auxiliary is None))
     return subnetworks
+
+
+def _make_alike(module: nn.Module, model: nn.Module) -> None:
+    """Give a new module the dtype of a model's parameters and their order of memory."""
+    dtype = next(model.parameters()).dtype
+    is_channels_last = any(suggest_memory_format(p) is torch.channels_last for p in model.parameters() if p.dim() == 4)
+    # Not module.to(...): it swaps the content of parameters, which fake tensors refuse.
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            layout = torch.channels_last if is_channels_last and parameter.dim() == 4 else torch.preserve_format
+            value = parameter.detach().to(dtype, memory_format=layout)
+            part._parameters[name] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            if buffer.is_floating_point():
+                part._buffers[name] = buffer.to(dtype)

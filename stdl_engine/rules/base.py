@@ -58,7 +58,7 @@ class Rule:
         model: an `nn.Sequential` of units ending in a `Head`.
         optimizer: makes an optimizer from parameters, for example `functools.partial(torch.optim.SGD, lr=0.1,
             momentum=0.9)`; called once for each subnetwork.
-        sample: one batch of input without time, [B, ...]; only its shape is read.
+        sample: one batch of input without time, [B, ...]; only its shape and its order of memory are read.
         schedule: makes a learning-rate scheduler from an optimizer; `advance_schedule` steps all of them.
         memory: "lean" keeps spikes as bits and one subnetwork alive at a time; "paper" is the plain form. Same
             results to the last bit; on CPU with channels_last to rounding, as lean convolutions then add up from bits.
@@ -102,7 +102,9 @@ class Rule:
         self.precision, self.device = precision, sample.device
         self.network = Network(model, tuple(sample.shape[1:]), memory)
         self.make_optimizer, self.batch_size = optimizer, len(sample)
-        self.plan = plan or self.make_plan()
+        self.sample = torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype, device="meta")
+        with self.autocast("cpu"):  # where plans are made, whatever the device
+            self.plan = plan or self.make_plan()
         self._assemble()
         self.schedulers = [schedule(o) for o in self.optimizers] if schedule else []
         scaled = precision == "fp16"
@@ -177,10 +179,10 @@ class Rule:
                 torch.clear_autocast_cache()
                 del self._labels, self._losses, self._logits, self._unfinished
 
-    def autocast(self) -> contextlib.AbstractContextManager:
-        """The context that computes in this rule's precision."""
+    def autocast(self, device: str | None = None) -> contextlib.AbstractContextManager:
+        """The context that computes in this rule's precision, on its own kind of device or on another."""
         dtype = PRECISIONS[self.precision]
-        return contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
+        return contextlib.nullcontext() if dtype is None else torch.autocast(device or self.device.type, dtype)
 
     def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
         """One time step of one subnetwork: forward, loss, and the gradient of this step added to the others."""

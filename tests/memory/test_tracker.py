@@ -20,6 +20,7 @@ from stdl_engine.memory.tracker import (
     units_marked,
 )
 from stdl_engine.models import build_model
+from stdl_engine.planning.planner import measure
 from stdl_engine.rules import BPTT, SLTT, STDL
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -292,3 +293,25 @@ class TestCuda:
                 total = total * 2 + x
             del total
         assert tracker.peak - x.nbytes <= cuda.peak - at_start <= tracker.peak
+
+
+def test_a_slice_of_a_dataset_is_not_the_dataset():
+    data = torch.randn(1000, 4)
+    tracker = Tracker()
+    tracker.follow([data[10:20], data[30:40]])  # one storage, counted once
+    assert tracker.current == 10 * 4 * 4
+    with tracker:
+        part = data[50:60]
+        total = part + 1
+    assert tracker.current == 2 * 10 * 4 * 4
+    del part, total
+
+
+def test_a_measured_step_on_a_slice():
+    x, y = torch.randn(64, 3, 8, 8), torch.randint(10, (64,))
+    peaks = []
+    for images, labels in ((x[8:12], y[8:12]), (x[8:12].clone(), y[8:12].clone())):
+        torch.manual_seed(0)
+        rule = SLTT(build_model("resnet18", width=0.0625), SGD, images)
+        peaks.append(measure(rule, images, labels, 2).peak_bytes)
+    assert peaks[0] == peaks[1]

@@ -5,6 +5,7 @@ import functools
 import torch
 from torch import nn
 
+from stdl_engine import FusedLIF
 from stdl_engine.memory.layers import SpikeAvgPool2d
 from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock
 
@@ -13,9 +14,13 @@ ADAMW = functools.partial(torch.optim.AdamW, lr=1e-3)
 IMAGE = (3, 16, 16)
 
 
-def residual():
-    blocks = [ResidualBlock(8, 8), ResidualBlock(8, 16, stride=2), ResidualBlock(16, 32, stride=2)]
-    return nn.Sequential(ConvUnit(3, 8), *blocks, Head(32, 10))
+def residual(neuron=FusedLIF):
+    blocks = [
+        ResidualBlock(8, 8, neuron),
+        ResidualBlock(8, 16, neuron, stride=2),
+        ResidualBlock(16, 32, neuron, stride=2),
+    ]
+    return nn.Sequential(ConvUnit(3, 8, neuron), *blocks, Head(32, 10))
 
 
 def convolutional():

@@ -9,6 +9,7 @@ import torch
 from stdl_engine.planning.auxiliary import VARIANTS
 from stdl_engine.planning.fit import Fitting, last_true
 from stdl_engine.planning.planner import faking
+from stdl_engine.planning.profile import Step
 from stdl_engine.rules import SLTT
 
 from .fit_nets import ADAMW, IMAGE, SGD, convolutional, counting, residual
@@ -26,13 +27,29 @@ def case(request):
     network, memory, order, optimizer, batch, T, sequence, autocast = CASES[request.param]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast), faking():
         rule = SLTT(network(), optimizer, torch.empty(batch, *IMAGE), memory=memory, order=order, sequence=sequence)
-        fitting = Fitting(rule.network, rule.trial, batch, T, VARIANTS["stdl"], sequence)
+        fitting = Fitting(rule.network, rule.trial, rule.sample, T, VARIANTS["stdl"], sequence)
         table = []
         for cut in itertools.product((False, True), repeat=3):
             edges = [0, *(place for place, here in enumerate(cut, 1) if here), 4]
-            parts = [fitting.smallest(range(*edge)) for edge in itertools.pairwise(edges)]
+            parts = [fitting.choices(range(*edge))[0] for edge in itertools.pairwise(edges)]
             table.append((fitting.measured(fitting.plan(parts)), parts))
         yield fitting, table
+
+
+def every_plan(fitting):
+    """All partitions with all auxiliary networks: for each number of subnetworks the smallest peak there is."""
+    least = {}
+
+    def extend(first, step, number):
+        if first == fitting.count:
+            least[number] = min(least.get(number, float("inf")), fitting.base + step.peak)
+        for run in (range(first, stop) for stop in range(first + 1, fitting.count + 1)):
+            chains = [None] if run.stop == fitting.count else auxiliary_networks(fitting, run)
+            for profile in {fitting.profile(fitting.part(run, layers)) for layers in chains}:
+                extend(run.stop, step.then(profile), number + 1)
+
+    extend(0, Step(), 0)
+    return least
 
 
 def fewest(table, budget):
@@ -53,11 +70,15 @@ class TestSearch:
         assert [fitting.predicted(parts) for _, parts in table] == [peak for peak, _ in table]
 
     def test_fewest_subnetworks_at_every_budget(self, case):
+        """No partition with any auxiliary networks has fewer."""
         fitting, table = case
-        for peak, _ in table:
+        least = every_plan(fitting)
+        for peak in {*(peak for peak, _ in table), *least.values()}:
             for budget in (peak - 1, peak, peak + 1000):
-                runs = fitting.fewest(budget)
-                assert (runs and len(runs)) == fewest(table, budget)
+                parts = fitting.fewest(budget)
+                expected = min((number for number, peak in least.items() if peak <= budget), default=None)
+                assert (parts and len(parts)) == expected
+                assert parts is None or fitting.predicted(parts) <= budget
 
     def test_budget_is_kept_and_used(self, case):
         """Measured; and no deeper auxiliary network fits in any place."""
@@ -86,11 +107,11 @@ class TestSearch:
         fitting, _ = case
         everything = list(fitting.runs_from(0, float("inf")))
         assert everything == [range(0, 1), range(0, 2), range(0, 3)]
-        alone = fitting.base + fitting.profile(fitting.smallest(range(0, 1))).units
+        alone = fitting.base + fitting.profile(fitting.choices(range(0, 1))[0]).units
         assert list(fitting.runs_from(0, alone - 1)) == [range(0, 1)]
         for run in everything:  # a bound from below for every longer run
-            longer = [fitting.profile(fitting.smallest(other)) for other in everything if other.stop > run.stop]
-            assert all(fitting.profile(fitting.smallest(run)).units <= other.first for other in longer)
+            longer = [fitting.profile(fitting.choices(other)[0]) for other in everything if other.stop > run.stop]
+            assert all(fitting.profile(fitting.choices(run)[0]).units <= other.first for other in longer)
 
 
 @pytest.mark.parametrize(("passing", "count"), [(1, 1), (1, 5), (3, 5), (5, 5), (4, 100), (100, 100)])
