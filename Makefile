@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+WHEEL_VENV := .venv-wheel
+WHEEL_PIP := $(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check --quiet
 CODE := kernels stdl_engine bench examples tests
 
-.PHONY: help setup test lint format bench bench-full bench-compare demo clean
+.PHONY: help setup test test-wheel lint format bench bench-full bench-compare demo clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -25,6 +27,16 @@ $(VENV)/ready-bench: $(VENV)/ready
 
 test: setup  ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+
+test-wheel: setup  ## build the wheel, install it into a clean environment, and use it in an empty folder
+	rm -rf build dist $(WHEEL_VENV)
+	$(PIP) wheel --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_PIP) install --constraint constraints.txt "$$(ls dist/*.whl)"
+	$(WHEEL_VENV)/bin/python tests/installed.py core
+	$(WHEEL_PIP) install --constraint constraints.txt "$$(ls dist/*.whl)[train,convert]"
+	$(WHEEL_VENV)/bin/python tests/installed.py all
+	rm -rf $(WHEEL_VENV)
 
 lint: setup  ## check style and formatting
 	$(BIN)/ruff check $(CODE)
@@ -47,5 +59,5 @@ demo: setup  ## train a small spiking network on scikit-learn's digits by BPTT a
 	$(BIN)/python -m stdl_engine.train digits --compare bptt stdl
 
 clean:  ## remove everything that is not source
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks runs
+	rm -rf $(VENV) $(WHEEL_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -123,3 +123,8 @@ def _torch_openmp() -> ctypes.CDLL | None:
 @functools.cache
 def _python_threads(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="stdl-kernel")
+
+
+def thread_pool() -> str:
+    """Whose threads run kernels."""
+    return "torch's OpenMP" if _torch_openmp() else "Python (torch's OpenMP library was not found)"

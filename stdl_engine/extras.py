@@ -14,6 +14,9 @@ EXTRAS = {
 }
 """Modules that each extra of pyproject.toml brings."""
 
+PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}
+"""What pip calls a module, where the names differ."""
+
 
 class MissingExtra(ImportError):
     """A library of an extra that is not installed."""
@@ -31,7 +34,9 @@ def extra(name: str, command: str | None = None) -> Iterator[None]:
         library = (error.name or "").partition(".")[0]
         if library not in EXTRAS[name]:
             raise
-        missing = MissingExtra(f"{library} is not installed: pip install 'stdl-engine[{name}]'.", name=library)
+        missing = MissingExtra(
+            f"{PACKAGES.get(library, library)} is not installed: pip install 'stdl-engine[{name}]'.", name=library
+        )
         _end(missing, command, error)
     except MissingExtra as missing:
         _end(missing, command, missing.__cause__)

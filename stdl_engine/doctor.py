@@ -1,0 +1,175 @@
+"""What a bug report needs: `python -m stdl_engine.doctor` prints versions, CPU, GPU, what kernels run on and how they
+compare with the reference, and which optional libraries are there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from . import __version__
+from .extras import EXTRAS, PACKAGES
+from .kernels import dispatch
+from .kernels.bits import reference as bits_reference
+from .kernels.bits import unpack
+from .kernels.cpu_threads import thread_pool
+from .kernels.spike_conv import spike_conv, spike_conv_weight_gradient
+from .neurons import NEURONS, Neuron
+
+CORE = ("torch", "triton", "numpy", "numba", "llvmlite")
+VECTOR_FEATURES = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "amx_tile", "neon", "sve")
+SETTINGS = (
+    "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME", "TRITON_INTERPRET",
+    "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "LD_PRELOAD",
+)  # fmt: skip
+"""Variables of the environment that change what runs or how much memory it takes."""
+TOLERANCE = 1e-5
+
+
+def main() -> int:
+    """Print the report; 1 if a kernel does not compute what the reference does."""
+    sections = {
+        "versions": versions(),
+        "CPU": cpu(),
+        "GPU": gpu(),
+        "environment": ((name, os.environ.get(name, "-")) for name in SETTINGS),
+        "extras": extras(),
+    }
+    for title, lines in sections.items():
+        print(title)
+        for name, value in lines:
+            print(f"  {name:<22} {value}")
+    print("kernels against the reference (largest difference; relative where numbers are above 1)")
+    failed = 0
+    for name, check in checks():
+        start = time.perf_counter()
+        try:
+            difference = check()
+            right, verdict = difference <= TOLERANCE, f"{difference:.1e}"
+        except Exception as error:  # whatever it is, the report goes on and says so
+            right, verdict = False, f"{type(error).__name__}: {error}"
+        if not right:
+            failed, verdict = failed + 1, f"FAILED {verdict}"
+        print(f"  {name:<22} {verdict}  ({time.perf_counter() - start:.1f} s)")
+    print("all kernels agree." if not failed else f"{failed} checks failed: please report this whole page.")
+    return min(failed, 1)
+
+
+def versions() -> Iterator[tuple[str, str]]:
+    yield "stdl-engine", __version__
+    yield "python", f"{platform.python_version()} on {platform.platform()}"
+    for package in CORE:
+        yield package, installed(package) or "missing"
+
+
+def cpu() -> Iterator[tuple[str, str]]:
+    import llvmlite.binding as llvm
+
+    flags = {name for name, present in llvm.get_host_cpu_features().items() if present}
+    flags |= {name.replace("_", "") for name in flags}
+    yield "model", cpu_model()
+    yield "cores", f"{os.cpu_count()}, usable by this process {len(os.sched_getaffinity(0))}"
+    yield "vector features", " ".join(f for f in VECTOR_FEATURES if f in flags or f.replace("_", "") in flags) or "none"
+    yield "torch uses", torch.backends.cpu.get_cpu_capability()
+    yield "LLVM targets", os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
+    yield "threads", f"{torch.get_num_threads()}, of {thread_pool()}"
+
+
+def cpu_model() -> str:
+    """The processor's name as the system gives it."""
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def gpu() -> Iterator[tuple[str, str]]:
+    if not torch.cuda.is_available():
+        yield "devices", "none: kernels run on the CPU (backend cpu)"
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        yield f"device {index}", f"{properties.name}, {properties.total_memory / 1e9:.1f} GB"
+    import triton
+
+    yield "Triton target", str(triton.runtime.driver.active.get_current_target())
+
+
+def extras() -> Iterator[tuple[str, str]]:
+    for extra, modules in EXTRAS.items():
+        packages = [PACKAGES.get(module, module) for module in modules]
+        versions = {package: installed(package) for package in packages}
+        missing = [package for package, version in versions.items() if not version]
+        there = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
+        hint = f"missing {', '.join(missing)}: pip install 'stdl-engine[{extra}]'" if missing else ""
+        yield extra, "; ".join(part for part in (there, hint) if part)
+
+
+def installed(package: str) -> str:
+    """The version of an installed package, or nothing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def checks() -> Iterator[tuple[str, Callable[[], float]]]:
+    """Every kernel that can run here, with a comparison that takes about a second, compilation included."""
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    for device in devices:
+        backend = dispatch.choose("auto", torch.device(device))
+        for name, kind in NEURONS.items():
+            for mode in ("s", "m"):
+                yield f"{name} {'step' if mode == 's' else 'sequence'}, {backend}", neuron_check(kind, mode, device)
+        yield f"bits, {backend}", lambda device=device: bits_difference(device)
+    yield "spike_conv, cpu", spike_conv_difference
+
+
+def neuron_check(kind: type[Neuron], mode: str, device: str) -> Callable[[], float]:
+    """Spikes, state and gradient of three time steps on an odd number of neurons."""
+
+    def results(backend: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        layer = kind(decay=0.5, step_mode=mode, backend=backend).to(device)
+        x = torch.randn(3, 5, 1001).to(device).requires_grad_()
+        spikes = layer(x) if mode == "m" else torch.stack([layer(frame) for frame in x])
+        spikes.backward(torch.randn(spikes.shape).to(device))
+        return [spikes, layer.membrane, x.grad, *(p.grad for p in layer.parameters())]
+
+    return lambda: largest_difference(results("auto"), results("reference"))
+
+
+def bits_difference(device: str) -> float:
+    spikes = (torch.randn(1001) > 0).float()
+    packed = bits_reference.pack(spikes).to(device)
+    return largest_difference([unpack(packed, (1001,), (1,), torch.float32).cpu()], [spikes])
+
+
+def spike_conv_difference() -> float:
+    spikes = (torch.randn(2, 16, 7, 7) > 0).float().contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(16, 16, 3, 3).contiguous(memory_format=torch.channels_last).requires_grad_()
+    expected = nn.functional.conv2d(spikes, weight, padding=1)
+    upstream = torch.randn_like(expected)
+    expected.backward(upstream)
+    bits, shape, pair = bits_reference.pack(spikes), list(spikes.shape), [1, 1]
+    output = spike_conv(bits, weight.detach(), shape, pair, pair)
+    gradient = spike_conv_weight_gradient(bits, upstream, shape, list(weight.shape), pair, pair)
+    return largest_difference([output, gradient], [expected, weight.grad])
+
+
+def largest_difference(some: list[Tensor], others: list[Tensor]) -> float:
+    pairs = [(a.detach().double().cpu(), b.detach().double().cpu()) for a, b in zip(some, others, strict=True)]
+    return max(((a - b).abs() / b.abs().clamp(min=1)).max().item() for a, b in pairs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The report for bug reports: what is there, and whether the kernels compute what they should."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from stdl_engine import doctor
+from stdl_engine.kernels.lif import cpu
+
+
+def test_report(capsys):
+    assert doctor.main() == 0
+    printed = capsys.readouterr().out
+    for word in ("torch", "numba", "vector features", "threads", "GPU", "spikingjelly", "lif step, cpu", "spike_conv"):
+        assert word in printed
+    assert "all kernels agree." in printed
+    assert "FAILED" not in printed
+
+
+def test_a_kernel_that_is_wrong_is_named(capsys, monkeypatch):
+    real = cpu.forward
+
+    def wrong(x, m_prev, m, spikes, bits, **options):
+        real(x, m_prev, m, spikes, bits, **options)
+        m.view(-1)[7] += 0.01
+
+    monkeypatch.setattr(cpu, "forward", wrong)
+    assert doctor.main() == 1
+    printed = capsys.readouterr().out
+    assert re.search(r"lif step, cpu +FAILED \d\.\de-02", printed)
+    assert "checks failed: please report this whole page." in printed
+
+
+def test_a_kernel_that_crashes_does_not_end_the_report(capsys, monkeypatch):
+    def broken():
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(doctor, "spike_conv_difference", broken)
+    assert doctor.main() == 1
+    assert "spike_conv, cpu        FAILED RuntimeError: no such instruction" in capsys.readouterr().out
+
+
+def test_missing_extras_are_named_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(doctor, "installed", lambda package: "" if package in ("norse", "sinabs") else "1.0")
+    lines = dict(doctor.extras())
+    assert lines["train"].startswith("torchvision 1.0, spikingjelly 1.0, scikit-learn 1.0")
+    assert "missing norse, sinabs: pip install 'stdl-engine[bench]'" in lines["bench"]
+
+
+def test_needs_only_the_core():
+    program = (
+        "import sys\n"
+        "for name in ('rich', 'tyro', 'spikingjelly', 'sklearn', 'torchvision', 'tensorboard', 'matplotlib'):\n"
+        "    sys.modules[name] = None\n"
+        "import stdl_engine.doctor, stdl_engine.rules, stdl_engine.planning.planner, stdl_engine.planning.fit\n"
+        "import stdl_engine.convert, stdl_engine.models, stdl_engine.recipes\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("difference", [0.0, 1e-6])
+def test_difference_is_relative_above_one(difference):
+    some = [torch.tensor([0.5, 1000.0 * (1 + difference)])]
+    assert doctor.largest_difference(some, [torch.tensor([0.5, 1000.0])]) < 2e-6
