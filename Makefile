@@ -46,7 +46,7 @@ format: setup  ## fix style and formatting
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: $(VENV)/ready-bench  ## measure speed and memory against other libraries, in minutes; writes docs/benchmarks.md
+bench: $(VENV)/ready-bench  ## measure speed and memory on this machine, in minutes; your page is bench/mine/benchmarks.md
 	$(BIN)/python -m bench --quick
 
 bench-full: $(VENV)/ready-bench  ## the same with all sizes and rounds: about an hour
@@ -59,5 +59,5 @@ demo: setup  ## train a small spiking network on scikit-learn's digits by BPTT a
 	$(BIN)/python -m stdl_engine.train digits --compare bptt stdl
 
 clean:  ## remove everything that is not source
-	rm -rf $(VENV) $(WHEEL_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks runs
+	rm -rf $(VENV) $(WHEEL_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks runs bench/mine
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,104 +6,172 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 # oneDNN's kernels for newer instruction sets die with an illegal instruction on some virtual machines.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+from .libraries import missing
+
+if absent := missing("rich") or missing("matplotlib"):
+    print(f"python -m bench: {absent}.", file=sys.stderr)
+    sys.exit(2)
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from stdl_engine.files import write_atomically
 
-from . import report
+from . import places, registry, report
+from .machine import conditions
 from .others import Others
-from .registry import BENCHMARKS, MAIN, claim, load
-from .results import append, environment, table
+from .publish import publish
+from .registry import BENCHMARKS, MAIN
+from .results import Row, Run, append
 from .session import Session
+from .terminal import table
 
-RESULTS = Path(__file__).parent / "results"
-DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 ROUNDS, QUICK_ROUNDS = 20, 5
+ERRORS = (ValueError, RuntimeError, OSError, ImportError)
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     # With --json standard output is for the rows alone.
     console = Console(stderr=options.json, width=None if sys.stdout.isatty() else 160)
-    if options.list:
-        for name in BENCHMARKS:
-            console.print(f"[bold]{name}[/]  {claim(name)}", highlight=False)
-        return 0
     try:
-        found = [row for name in options.names for row in measure(name, options, console)]
-        if options.names and options.json:
-            print(json.dumps(found, indent=2))
-        path = DOCUMENT if options.out.resolve() == RESULTS.resolve() else options.out / "benchmarks.md"
-        if options.report or any(name in MAIN for name in options.names):
-            write_atomically(path, report.document(options.out, path.parent))
-            console.print(f"written: {path}", highlight=False)
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"python -m bench: {error}", file=sys.stderr)
-        return 1
+        return ACTIONS[options.action](options, console)
+    except ERRORS as error:
+        return fail(error)
+    except KeyboardInterrupt:
+        print("python -m bench: stopped; python -m bench report shows what was finished.", file=sys.stderr)
+        return 130
+
+
+def fail(error: Exception) -> int:
+    """One sentence, and the command's exit code."""
+    print(f"python -m bench: {error}", file=sys.stderr)
+    return 1
+
+
+def list_benchmarks(options: argparse.Namespace, console: Console) -> int:
+    for name in BENCHMARKS:
+        console.print(f"[bold]{name}[/]  {registry.title(name)}", highlight=False)
     return 0
 
 
-def measure(name: str, options: argparse.Namespace, console: Console) -> list[dict[str, str]]:
+def publish_rows(options: argparse.Namespace, console: Console) -> int:
+    sentences = publish(options.out, options.names, force=options.force)
+    for sentence in sentences or [f"nothing in {from_here(options.out)} that is not published already"]:
+        console.print(sentence, highlight=False)
+    console.print(f"written: {from_here(places.PUBLISHED_PAGE)}", highlight=False)
+    return 0
+
+
+def write_page(options: argparse.Namespace, console: Console) -> int:
+    for path, content in report.files_of(report.readers_page(options.out)).items():
+        write_atomically(path, content)
+    console.print(f"written: {from_here(options.out / places.PAGE)}", highlight=False)
+    return 0
+
+
+def measure_all(options: argparse.Namespace, console: Console) -> int:
+    """Run the benchmarks, then write the page; one that fails stops no other."""
+    rows, failed = [], []
+    for name in options.names:
+        try:
+            rows += measure(name, options, console)
+        except ERRORS as error:
+            failed.append(fail(error))
+    if options.json:
+        print(json.dumps([row.as_dict() for row in rows], indent=2))
+    if len(failed) < len(options.names):
+        write_page(options, console)
+    return max(failed, default=0)
+
+
+def measure(name: str, options: argparse.Namespace, console: Console) -> list[Row]:
     """Run one benchmark, print its table and append its rows to the results."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     others = Others()
     with Progress(*columns, console=console, transient=True) as progress:
-        session = Session(name, options.rounds, progress, quick=options.quick)
-        where = environment(session.device, "quick" if options.quick else "full")
-        load(name).run(session)
+        session = Session(name, options.rounds, progress, quick=options.quick, device=registry.device(name))
+        where = conditions(session.device, "quick" if options.quick else "full")
+        registry.load(name).run(session)
     busy = others.cores()
     where["others"] = "" if busy is None else f"{busy:.2f}"
     if not options.json:
-        console.print(table(f"{name}: {claim(name)}", session.rows))
+        console.print(table(f"{name}: {registry.title(name)}", session.rows))
     for note in session.notes:
         console.print(f"  {note}", highlight=False, markup=False)
-    rows = [row.as_dict(where) for row in session.rows]
+    rows = [replace(row, conditions=where) for row in session.rows]
     for file, content in session.files.items():
         write_atomically(options.out / file, content)
     path = options.out / f"{name}.csv"
     append(path, rows)
     console.print(
-        f"  {where['cpu']}, {where['threads']} threads, {where['others'] or '?'} cores busy with others' work, "
-        f"torch {where['torch']}, {options.rounds} rounds; rows added to {path}\n",
+        f"  {Run(rows).machine}, {where['others'] or '?'} cores busy with others' work, torch {where['torch']}, "
+        f"{options.rounds} rounds; rows added to {from_here(path)}\n",
         highlight=False,
     )
     return rows
 
 
+def from_here(path: Path) -> Path:
+    """A path as short as it can be said."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+ACTIONS = {"list": list_benchmarks, "measure": measure_all, "report": write_page, "publish": publish_rows}
+DESCRIPTION = """\
+Measure speed and memory on this machine. Rows, plots and a page with the published figures beside yours go to
+bench/mine, which git ignores. `report` only writes that page again. `publish` adds your rows to the published ones in
+bench/results and writes docs/benchmarks.md; nothing else changes a file that git tracks."""
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m bench", description="Measure, print a table, append rows to CSV files.")
-    names = f"{', '.join(BENCHMARKS)}; all (the default) is {', '.join(MAIN)}; report only writes the document"
+    parser = argparse.ArgumentParser("python -m bench", description=DESCRIPTION)
+    names = f"report, publish, or what to measure: {', '.join(BENCHMARKS)}; all (the default) is {', '.join(MAIN)}"
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: minutes, not an hour")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
-    parser.add_argument("--list", action="store_true", help="say what each benchmark shows, and stop")
+    parser.add_argument("--list", action="store_true", help="say what each benchmark measures, and stop")
     parser.add_argument("--rounds", type=int, help=f"interleaved rounds ({ROUNDS}; with --quick {QUICK_ROUNDS})")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results (bench/results)")
+    parser.add_argument("--out", type=Path, default=places.MINE, help="folder of the results (bench/mine)")
+    parser.add_argument("--force", action="store_true", help="publish a quick run over a full one")
     options = parser.parse_args(arguments)
+    options.action = "list" if options.list else "measure"
+    if options.names and options.names[0] in ("report", "publish"):
+        options.action = options.names.pop(0)
     for name in options.names:
-        if name not in (*BENCHMARKS, "all", "report"):
-            parser.error(f"no benchmark {name!r}: choose from all, report, {', '.join(BENCHMARKS)}.")
-    options.report = "report" in options.names
-    wanted = options.names or ["all"]
-    expanded = [one for name in wanted for one in (MAIN if name == "all" else (name,)) if one != "report"]
+        if name not in (*BENCHMARKS, "all"):
+            parser.error(f"no benchmark {name!r}: choose from all, {', '.join(BENCHMARKS)}; or report, publish.")
+    if options.action == "report" and options.names:
+        parser.error(f"report shows all results of a folder: leave out {', '.join(options.names)}.")
+    if options.force and options.action != "publish":
+        parser.error("--force is for publish alone: leave it out.")
+    wanted = options.names or (["all"] if options.action == "measure" else [])
+    expanded = [one for name in wanted for one in (MAIN if name == "all" else (name,))]
     options.names = list(dict.fromkeys(expanded))
     if options.rounds is None:
         options.rounds = QUICK_ROUNDS if options.quick else ROUNDS
     if options.rounds < 2:
         parser.error(f"--rounds is {options.rounds}: medians need at least 2.")
-    try:  # before measuring for minutes
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"cannot write results to {options.out} ({error.strerror}): pass another folder with --out.")
-    if not os.access(options.out, os.W_OK):
-        parser.error(f"cannot write results to {options.out} (no permission): pass another folder with --out.")
+    if options.out.resolve() == places.PUBLISHED.resolve():
+        parser.error(f"--out is {options.out}, which only publish writes: choose another folder.")
+    if options.action in ("measure", "report"):
+        make_folder(options.out, parser)  # before measuring for minutes
     return options
+
+
+def make_folder(folder: Path, parser: argparse.ArgumentParser) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"cannot write results to {folder} ({error.strerror}): pass another folder with --out.")
+    if not os.access(folder, os.W_OK):
+        parser.error(f"cannot write results to {folder} (no permission): pass another folder with --out.")
 
 
 if __name__ == "__main__":

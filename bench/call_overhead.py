@@ -1,7 +1,8 @@
-"""What one call costs on a layer of 1024 neurons, where time goes to Python and autograd and not to the arithmetic.
+"""Microseconds of one call on a layer of 1024 neurons, on CPU.
 
-Microseconds of the CPU kernel alone, of `lif_step_`, of FusedLIF and of other libraries' layers; forward with the input
-wanting a gradient, and forward with backward. The layers are those of bench/peers.py; torch.relu is there for scale.
+At that size time goes to Python and autograd, not to the arithmetic. The CPU kernel alone, `lif_step_`, FusedLIF and
+other libraries' layers; forward with the input wanting a gradient, and forward with backward. The layers are those of
+bench/peers.py; torch.relu is there for scale.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .peers import CONTENDERS, Layer, fused, inputs
 from .session import Session
 from .timing import Case
 
+DEVICE = "cpu"
 NEURONS = 1024
 CALLS = 50
 

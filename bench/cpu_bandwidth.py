@@ -1,4 +1,4 @@
-"""The fused LIF step moves at least 70% of the bytes per second that Tensor.copy_ does.
+"""Bytes per second of the fused LIF step on CPU, as a share of what Tensor.copy_ moves.
 
 The online step, forward and backward, on all cores: with preallocated outputs (the kernel alone), and through FusedLIF
 with fresh outputs, whose pages the system has to find and clear; beside it `clone`, which has that to do too. Bytes are
@@ -17,7 +17,9 @@ from stdl_engine.kernels.surrogate import SURROGATES, Surrogate, Triangle
 
 from .session import Session
 from .timing import Case, ratios
+from .traffic import copy, name_of
 
+DEVICE = "cpu"
 SIZES = (4_000_000, 16_000_000)
 DTYPES = (torch.float32, torch.bfloat16)
 TARGET = 0.7
@@ -46,7 +48,7 @@ def step(session: Session, neurons: int, dtype: torch.dtype) -> None:
         "forward, clone": clone(step.forward_bytes),
         "backward, clone": clone(step.backward_bytes),
     }
-    label = f"{name(dtype)} {neurons // 1_000_000}M"
+    label = f"{name_of(dtype)} {neurons // 1_000_000}M"
     times = session.time(label, cases)
     for direction, moved in (("forward", step.forward_bytes), ("backward", step.backward_bytes)):
         copied = times[f"{direction} copy_"]
@@ -61,7 +63,7 @@ def surrogates(session: Session, neurons: int, dtype: torch.dtype) -> None:
     """The backward of every surrogate, outputs preallocated."""
     step = OnlineStep(neurons, dtype)
     cases = {key: Case(OnlineStep(neurons, dtype, surrogate()).backward) for key, surrogate in SURROGATES.items()}
-    label = f"{name(dtype)} {neurons // 1_000_000}M"
+    label = f"{name_of(dtype)} {neurons // 1_000_000}M"
     times = session.time(f"surrogates {label}", {"copy_": copy(step.backward_bytes), **cases})
     for key in cases:
         session.record(f"backward {label} {key}", "of copy_", ratios(times["copy_"], times[key]), at_least=TARGET)
@@ -102,17 +104,7 @@ class Layer:
         torch.autograd.grad(self.spikes, self.x, self.grad_spikes)
 
 
-def copy(moved: int) -> Case:
-    """Tensor.copy_ reading and writing `moved` bytes in all."""
-    source, target = torch.ones(moved // 8), torch.zeros(moved // 8)
-    return Case(lambda: target.copy_(source))
-
-
 def clone(moved: int) -> Case:
     """The same bytes into a new tensor."""
     source = torch.ones(moved // 8)
     return Case(source.clone)
-
-
-def name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

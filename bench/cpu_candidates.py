@@ -1,4 +1,4 @@
-"""Ways to compile the CPU kernels: numba (ours), a C++ op, torch.compile; speed, start-up and what must be installed.
+"""Speed and start-up of the CPU kernels compiled by numba (ours), as a C++ op, and by torch.compile.
 
 The same online LIF step, forward and backward, float32, on the same preallocated tensors. Start-up is a new process
 with empty caches, from the end of `import torch` to the end of the first forward and backward; "again" is the next
@@ -24,6 +24,7 @@ from torch import Tensor
 from .session import Session
 from .timing import Case, ratios
 
+DEVICE = "cpu"
 NEURONS = 4_000_000
 DECAY, THRESHOLD = 0.1, 1.0
 REPOSITORY = Path(__file__).parent.parent

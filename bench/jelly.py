@@ -9,6 +9,7 @@ compared with ours, the second with batch norm's running statistics, where it is
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -148,6 +149,37 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         functional.reset_net(self.model)
         return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One of SpikingJelly's ways to train a network."""
+
+    mode: str
+    """The step mode, "s" or "m"."""
+    online: bool = False
+    """SLTT's gradient instead of BPTT's."""
+    optimized: bool = False
+    """With its memory optimiser."""
+
+
+VARIANTS = {
+    "SpikingJelly BPTT": Variant(mode="m"),
+    "SpikingJelly BPTT, step by step": Variant(mode="s"),
+    "SpikingJelly BPTT, memory optimiser": Variant(mode="m", optimized=True),
+    "SpikingJelly SLTT": Variant(mode="s", online=True),
+}
+
+
+def trainer(
+    variant: Variant,
+    optimizer: Callable,
+    width: float,
+    prepare: Callable[[nn.Sequential], nn.Sequential] = lambda model: model,
+) -> Trainer:
+    """Someone who trains ResNet-18 in this way; `prepare` may change the model before it is wrapped."""
+    model = prepare(resnet18(variant.mode, online=variant.online, width=width))
+    return Trainer(optimized(model) if variant.optimized else model, optimizer, variant.mode, online=variant.online)
 
 
 def optimized(model: nn.Sequential) -> nn.Sequential:

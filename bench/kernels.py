@@ -1,14 +1,15 @@
-"""FusedLIF steps at least 4 times the neurons per second of other libraries' layers, equation and gradients checked.
+"""Neurons per second of one layer, ours and other libraries'.
 
-One step and sequences of 4 and 16; exact (a sequence from the reset state, gradients through time) and online (the
-past a constant, each step's backward before the next step). "forward" is training's, with all that its backward needs.
-Whoever differs from the reference in spikes or gradients is not timed. `copy_` of the bytes the step must move is timed
-in the same rounds, so that each row shows its share of what the memory allows.
+FusedLIF, the reference in plain PyTorch, `torch.compile` of it, SpikingJelly, snnTorch, Norse and sinabs. One step and
+sequences of 4 and 16; exact (a sequence from the reset state, gradients through time) and online (the past a constant,
+each step's backward before the next step). "forward" is training's, with all that its backward needs. Whoever differs
+from the reference in spikes or gradients is not timed. `Tensor.copy_` of the bytes that the step must move is timed in
+the same rounds: its time over a layer's is the layer's share of what the memory allows. Sizes are steps × neurons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,14 +17,17 @@ from torch import Tensor
 
 from . import plots
 from .agreement import agreement
+from .markdown import figure, number, pivot
 from .peers import CONTENDERS, Contender, Layer, inputs
+from .results import Row
 from .session import Session
 from .timing import Case, ratios
-from .traffic import backward_bytes, forward_bytes
+from .traffic import backward_bytes, copy, forward_bytes, name_of
 
 TARGET = 4.0
 TARGET_FROM = 2**22
 """Neurons and steps from which the target counts; below, calls cost more than the work in them."""
+OURS = [name for name, contender in CONTENDERS.items() if contender.ours]
 LIBRARIES = ("spikingjelly", "snntorch", "norse", "sinabs")
 SIZES = {T: tuple(2**k for k in range(12, 27 - T.bit_length() + 1, 2)) for T in (1, 4, 16)}
 QUICK_SIZES = {1: (2**12, 2**22), 4: (2**20,), 16: (2**18,)}
@@ -49,7 +53,6 @@ def run(session: Session) -> None:
         for T, some in sizes.items():
             for online in (True, False):
                 compare(session, Setting(online=online, T=T, dtype=dtype), some)
-    session.keep("kernels.png", plots.kernels([row for row in session.rows if row.unit == "M neurons/s"]))
 
 
 def compare(
@@ -153,17 +156,44 @@ def case(layer: Layer, setting: Setting, x: Tensor, grad: Tensor, backward: bool
     return Case(step)
 
 
-def copy(moved: int, device: str = "cpu") -> Case:
-    """Tensor.copy_ reading and writing `moved` bytes in all."""
-    source, target = torch.ones(moved // 8, device=device), torch.zeros(moved // 8, device=device)
-    return Case(lambda: target.copy_(source))
-
-
 def calls_for(updates: int) -> int:
     """Calls in one sample: enough for some milliseconds."""
     return max(1, min(50, 2**18 // updates))
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """A dtype without its module."""
-    return str(dtype).removeprefix("torch.")
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Rates, and ratios of ours to each other one's, for each setting and dtype."""
+    parts = []
+    for what, dtype in dict.fromkeys((row.what, row.dtype) for row in rows):
+        mine = [row for row in rows if (row.what, row.dtype) == (what, dtype)]
+        rates = [row for row in mine if row.unit == "M neurons/s"]
+        shares = [row for row in mine if row.unit == "of copy_" and row.who in OURS]
+        versus = [row for row in mine if row.unit == "x"]
+        parts.append(f"### {what}, {dtype}")
+        parts.append(pivot([*rates, *shares], _rate_or_share, _shape, _median, "M neurons/s"))
+        parts.append(pivot(versus, lambda row: f"{row.who} / {row.against}", _shape, figure, "ratio of speeds"))
+    return parts
+
+
+def _rate_or_share(row: Row) -> str:
+    return f"{row.who}, share of `copy_`" if row.unit == "of copy_" else row.who
+
+
+def _shape(row: Row) -> str:
+    return row.shape
+
+
+def _median(row: Row) -> str:
+    return number(row.spread.p50)
+
+
+def plot(rows: Sequence[Row]) -> bytes | None:
+    """Rates of forward and backward over the size, in float32."""
+    panels: dict[str, list[plots.Line]] = {}
+    both = f"{DIRECTIONS[1]}, "
+    rows = [row for row in rows if row.unit == "M neurons/s" and row.dtype == "float32" and row.what.startswith(both)]
+    for what in dict.fromkeys(row.what for row in rows):
+        mine = [row for row in rows if row.what == what]
+        panels[what] = plots.lines_of(mine, lambda row: 2.0 ** int(row.shape.rpartition("^")[2]))
+    axes = plots.Axes(x="neurons", y="M neurons/s", powers=True)
+    return plots.lines(panels, axes, order=list(CONTENDERS)) if panels else None

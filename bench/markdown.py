@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-Row = dict[str, str]
+from .results import Row
+
+Text = Callable[[Row], str]
+PUBLISHED = "*published*"
 
 
 def table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -13,28 +16,56 @@ def table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in written)
 
 
-def pivot(
-    rows: Sequence[Row], line: Callable[[Row], str], column: Callable[[Row], str], cell: Callable[[Row], str], corner=""
-) -> str:
-    """A table with a line and a column for each value they take, in order of appearance."""
-    lines = list(dict.fromkeys(line(row) for row in rows))
-    columns = list(dict.fromkeys(column(row) for row in rows))
-    cells = {(line(row), column(row)): cell(row) for row in rows}
-    return table((corner, *columns), [(name, *(cells.get((name, other), "") for other in columns)) for name in lines])
+def pivot(rows: Sequence[Row], line: Text, column: Text, cell: Text, corner: str = "") -> str:
+    """A table with a line and a column for each value they take, in order of appearance; nothing for no rows.
+
+    Where rows have published ones beside them, a line with those follows.
+    """
+    names, columns = (list(dict.fromkeys(label(row) for row in rows)) for label in (line, column))
+    ours = {(line(row), column(row)): cell(row) for row in rows}
+    theirs = {(line(row), column(row)): cell(row.published) for row in rows if row.published}
+    lines = []
+    for name in names:
+        lines.append((name, *(ours.get((name, other), "") for other in columns)))
+        if any((name, other) in theirs for other in columns):
+            lines.append((PUBLISHED, *(theirs.get((name, other), "") for other in columns)))
+    return table((corner, *columns), lines) if rows else ""
+
+
+def filled(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table without the columns that all lines leave empty; nothing for no lines."""
+    lines = list(lines)
+    kept = [place for place in range(len(headings)) if any(line[place] for line in lines)]
+    return (
+        table([headings[place] for place in kept], [[line[place] for place in kept] for line in lines]) if kept else ""
+    )
+
+
+def listing(rows: Sequence[Row]) -> str:
+    """One line for each row; nothing for no rows."""
+    headings = ("what", "who", "against", "size", "dtype", "found", "published", "target", "note")
+    lines = []
+    for row in rows:
+        published = f"{figure(row.published)} {row.unit}" if row.published else ""
+        names = (row.what, row.who, row.against, row.shape, row.dtype)
+        lines.append((*names, f"{figure(row)} {row.unit}", published, row.target, row.note))
+    return filled(headings, lines)
+
+
+def under(text: str, written: str) -> list[str]:
+    """A table with words above it, or nothing at all where there is no table."""
+    return [text, written] if written else []
 
 
 def figure(row: Row) -> str:
     """The median, and the 20th to 80th percentile where there were several rounds."""
-    if not row["value"]:
-        return "–"
-    middle = number(row["value"])
-    low, high = number(row["p20"]), number(row["p80"])
-    return middle if int(row["rounds"]) == 1 or low == high else f"{middle} ({low}–{high})"
+    middle = number(row.spread.p50)
+    low, high = number(row.spread.p20), number(row.spread.p80)
+    return middle if row.rounds == 1 or low == high else f"{middle} ({low}–{high})"
 
 
-def number(text: str) -> str:
+def number(value: float) -> str:
     """Three digits that count, and no exponent."""
-    value = float(text)
     if value == 0 or abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.1e}"

@@ -1,18 +1,18 @@
-"""STDL in lean memory peaks at a tenth of plain BPTT's bytes, and does not grow with the time steps.
+"""Peak bytes of a training step: planned beside published, over the number of time steps, and on real tensors.
 
-The planner's figures for the paper's networks beside the published ones; the peak over the number of time steps, ours
-and SpikingJelly's, for ResNet-18 at batch 512 on fake tensors; and a small network on real tensors, where the same code
-is measured. What an operator takes and gives back inside itself is not counted, for no one.
+The planner's figures for the paper's networks beside the paper's; the peak over the number of time steps, ours and
+SpikingJelly's, for ResNet-18 at batch 512 on fake tensors; and a small network on real tensors, where the same code is
+measured. "plain" keeps what the paper's form keeps, "lean" less, for the same gradients. What an operator takes and
+gives back inside itself is not counted, for no one. GB are 1e9 bytes.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from stdl_engine.models import build_model
 from stdl_engine.planning.planner import faking, measure, predict
@@ -20,27 +20,21 @@ from stdl_engine.recipes import RECIPES
 from stdl_engine.rules import RULES
 
 from . import jelly, plots
+from .libraries import missing
+from .markdown import figure, number, pivot, under
 from .memory_table import PUBLISHED_GB, RULE_NAMES, peak_gb
+from .results import Row
 from .session import Session
+from .workload import SGD, batch_of
 
 GB = 1e9
-SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+OVER_TIME = "resnet18 over time steps"
 STEPS, QUICK_STEPS = (1, 2, 4, 8, 16, 32), (1, 2, 4)
 SHOWN = ("bptt", "sltt", "ell", "stdl")
 QUICK_SHOWN = ("bptt", "stdl", "SpikingJelly BPTT", "SpikingJelly BPTT, memory optimiser")
 """Over time steps with --quick."""
 FORMS = {"paper": "plain", "lean": "lean"}
 BATCH, SMALL_BATCH, SMALL_WIDTH = 512, 8, 0.25
-JELLY: dict[str, Callable[[float], jelly.Trainer]] = {
-    "SpikingJelly BPTT": lambda width: jelly.Trainer(jelly.resnet18("m", width=width), SGD, "m"),
-    "SpikingJelly BPTT, step by step": lambda width: jelly.Trainer(jelly.resnet18("s", width=width), SGD, "s"),
-    "SpikingJelly BPTT, memory optimiser": lambda width: jelly.Trainer(
-        jelly.optimized(jelly.resnet18("m", width=width)), SGD, "m"
-    ),
-    "SpikingJelly SLTT": lambda width: jelly.Trainer(
-        jelly.resnet18("s", online=True, width=width), SGD, "s", online=True
-    ),
-}
 
 
 def run(session: Session) -> None:
@@ -77,32 +71,34 @@ def planned_gb(recipe: str, batch: int, rule: str, memory: str, T: int) -> float
 
 def over_time(session: Session, steps: tuple[int, ...]) -> None:
     """Peaks of ResNet-18 over T: ours by the planner, SpikingJelly's network by the same tracker."""
-    what, found = "resnet18 over time steps", {}
+    found: dict[str, float] = {}
+    absent = missing("spikingjelly")
     for T in steps:
         fields = {"shape": f"{BATCH}×3×32×32, T={T}", "dtype": "float32"}
         for rule in (rule for rule in SHOWN if rule in QUICK_SHOWN or not session.quick):
             for memory, form in FORMS.items():
                 session.show(f"planning resnet18, {rule.upper()}, {form}, T={T}")
-                found[rule, memory] = planned_gb("cifar10", BATCH, rule, memory, T)
-                session.record(what, "GB", found[rule, memory], who=f"{rule.upper()}, {form}", **fields)
-        for who in (who for who in JELLY if who in QUICK_SHOWN or not session.quick):
+                who = f"{rule.upper()}, {form}"
+                found[who] = planned_gb("cifar10", BATCH, rule, memory, T)
+                session.record(OVER_TIME, "GB", found[who], who=who, **fields)
+        for who in (who for who in jelly.VARIANTS if who in QUICK_SHOWN or not session.quick):
+            if absent:
+                session.refuse(OVER_TIME, "GB", absent, who=who, **fields)
+                continue
             session.show(f"planning resnet18, {who}, T={T}")
             found[who] = fake_peak(who, T) / GB
-            session.record(what, "GB", found[who], who=who, **fields)
-            pair = {"who": "STDL, lean", "against": who}
-            session.record(what, "x less", found[who] / found["stdl", "lean"], **pair, **fields)
-        pair = {"who": "STDL, lean", "against": "BPTT, plain"}
-        less = found["bptt", "paper"] / found["stdl", "lean"]
-        session.record(what, "x less", less, at_least=10 if T == 4 else None, **pair, **fields)
-    rows = [row for row in session.rows if row.what == what and row.unit == "GB"]
-    session.keep("memory.png", plots.memory_over_time(rows))
+            session.record(OVER_TIME, "GB", found[who], who=who, **fields)
+        for against in (who for who in found if who in (*jelly.VARIANTS, "BPTT, plain")):
+            goal = 10 if (against, T) == ("BPTT, plain", 4) else None
+            less = found[against] / found["STDL, lean"]
+            session.record(OVER_TIME, "x less", less, at_least=goal, who="STDL, lean", against=against, **fields)
 
 
 def fake_peak(who: str, T: int, batch: int = BATCH, width: float = 1.0) -> int:
     """Peak bytes of one of SpikingJelly's training steps, on fake tensors."""
     with faking():
         x, y = torch.empty(batch, 3, 32, 32), torch.zeros(batch, dtype=torch.int64)
-        return jelly.peak_bytes(JELLY[who](width), x, y, T)
+        return jelly.peak_bytes(jelly.trainer(jelly.VARIANTS[who], SGD, width), x, y, T)
 
 
 def small(session: Session, T: int = 4) -> None:
@@ -121,9 +117,12 @@ def small(session: Session, T: int = 4) -> None:
             measured = measure(trained, x, y, T).peak_bytes
             session.record(what, "MB", measured / 1e6, who=who, **fields)
             session.record(what, "x", planned / measured, who=who, against="planned / measured", **fields)
-    for who, make in JELLY.items():
+    for who, variant in jelly.VARIANTS.items():
+        if absent := missing("spikingjelly"):
+            session.refuse(what, "MB", absent, who=who, **fields)
+            continue
         session.show(f"measuring {who}")
-        trainer = make(SMALL_WIDTH)
+        trainer = jelly.trainer(variant, SGD, SMALL_WIDTH)
         trainer.model.to(session.device)
         measured = jelly.peak_bytes(trainer, x, y, T)
         session.record(what, "MB", measured / 1e6, who=who, **fields)
@@ -131,8 +130,50 @@ def small(session: Session, T: int = 4) -> None:
         session.record(what, "x", planned / measured, who=who, against="planned / measured", **fields)
 
 
-def batch_of(size: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Random images and labels."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(size, 3, 32, 32, generator=generator)
-    return x.to(device), torch.randint(10, (size,), generator=generator).to(device)
+def tables(rows: Sequence[Row]) -> list[str]:
+    """The paper's and planned peaks, peaks over time steps, and real tensors."""
+    paper = [row for row in rows if row.unit == "GB" and row.what != OVER_TIME]
+    curve, less = ([row for row in rows if row.what == OVER_TIME and row.unit == unit] for unit in ("GB", "x less"))
+    real = [row for row in rows if row.unit == "MB" or row.against == "planned / measured"]
+    return [
+        *under("Peak GB of the paper's networks:", pivot(paper, _network, _form, _gigabytes)),
+        *under("ResNet-18 at batch 512 over time steps, GB:", pivot(curve, _who, _steps, _gigabytes)),
+        *under(
+            "The same, over the memory of STDL in its lean form:", pivot(less, lambda row: row.against, _steps, figure)
+        ),
+        *under(
+            f"{real[0].what}, {real[0].shape}:" if real else "",
+            pivot(real, _who, lambda row: row.against or "measured MB", lambda row: number(row.spread.p50)),
+        ),
+    ]
+
+
+def _network(row: Row) -> str:
+    return f"{row.what}, {row.shape}: {row.who.partition(', ')[0]}"
+
+
+def _form(row: Row) -> str:
+    form = row.who.rpartition(", ")[2]
+    return "in the paper" if form == "published" else f"planned, {form}"
+
+
+def _who(row: Row) -> str:
+    return row.who
+
+
+def _steps(row: Row) -> str:
+    return row.shape.rpartition(", ")[2]
+
+
+def _gigabytes(row: Row) -> str:
+    return f"{row.spread.p50:.2f}"
+
+
+def plot(rows: Sequence[Row]) -> bytes | None:
+    """Peaks of ResNet-18 at batch 512 over the number of time steps."""
+    curve = [row for row in rows if row.what == OVER_TIME and row.unit == "GB"]
+    if not curve:
+        return None
+    order = [f"{rule.upper()}, {form}" for rule in SHOWN for form in FORMS.values()] + list(jelly.VARIANTS)
+    panel = {"ResNet-18, batch 512": plots.lines_of(curve, lambda row: float(row.shape.rpartition("T=")[2]))}
+    return plots.lines(panel, plots.Axes(x="time steps", y="peak memory, GB"), order=order)

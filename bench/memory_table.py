@@ -15,8 +15,8 @@ RULE_NAMES = ("bptt", "sltt", "decolle", "ell", "stdl")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One published measurement."""
+class Published:
+    """One measurement of the paper's."""
 
     recipe: str
     rule: str
@@ -40,14 +40,14 @@ TIME_STEPS = (
 )
 
 
-def rows() -> list[Row]:
+def rows() -> list[Published]:
     """Every published figure this project plans."""
     main = [
-        Row(recipe, rule, gb, batch, T)
+        Published(recipe, rule, gb, batch, T)
         for recipe, (batch, T, figures) in PUBLISHED_GB.items()
         for rule, gb in zip(RULE_NAMES, figures, strict=True)
     ]
-    return main + [Row(recipe, rule, gb, 512, T) for (recipe, rule, T), gb in TIME_STEPS]
+    return main + [Published(recipe, rule, gb, 512, T) for (recipe, rule, T), gb in TIME_STEPS]
 
 
 def peak_gb(recipe: Recipe, rule: str, memory: str) -> float:

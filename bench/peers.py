@@ -17,7 +17,6 @@ Where the definitions differ, and what is done about it:
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,8 @@ from torch import Tensor
 
 from stdl_engine import FusedLIF, Triangle
 from stdl_engine.kernels.lif import reference
+
+from .libraries import missing
 
 DECAY, THRESHOLD = 0.1, 1.0
 SURROGATE = Triangle(1.0)
@@ -60,9 +61,7 @@ class Contender:
     @property
     def missing(self) -> str:
         """Why it cannot take part here; nothing if it can."""
-        if importlib.util.find_spec(self.package) is not None:
-            return ""
-        return f"{self.package} is not installed: pip install 'stdl-engine[bench]'"
+        return missing(self.package)
 
 
 def step_by_step(step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

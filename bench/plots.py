@@ -1,84 +1,204 @@
-"""Results as pictures."""
+"""Results as pictures, as wide as a page of documentation, every line told apart and named where it ends."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from matplotlib.axes import Axes
+from matplotlib.axes import Axes as Panel
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .results import Row
+from .timing import Spread
+
+WIDTH, DPI = 9.5, 130
+"""Inches of a page, and dots per inch: twice what a screen shows of it."""
+FONT = 8.5
+CHARACTER = 0.54 * FONT / 72
+"""Inches of a letter, about."""
+LINE = 1.35 * FONT / 72
+"""Inches from one label to the next."""
+COLORS = (
+    "#1457b3", "#444444", "#1e8449", "#c98a00", "#7d3c98", "#0f9aa7", "#c8201f", "#7a4a21",
+    "#e0559d", "#7a8b00", "#0b1f5c", "#9a86e8", "#f06a1d", "#c9a27e", "#8c1b4a", "#87c540",
+)  # fmt: skip
+DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h", "p", "d", "8", "H", "+")
+OURS, THEIRS = COLORS[0], "#9aa5b1"
 
 
-def kernels(rows: Sequence[Row]) -> bytes:
-    """Neurons per second over the size, one panel a setting, forward and backward; float32."""
-    rows = [row for row in rows if row.spread is not None and row.dtype == "float32" and "backward" in row.what]
-    settings = list(dict.fromkeys(row.what.partition(", ")[2] for row in rows))
-    colors = {who: f"C{place}" for place, who in enumerate(dict.fromkeys(row.who for row in rows))}  # in every panel
-    figure, panels = _panels(settings)
-    for panel, setting in zip(panels, settings, strict=True):
-        mine = [row for row in rows if row.what.endswith(setting)]
-        for who in dict.fromkeys(row.who for row in mine):
-            points = [(_neurons(row.shape), row.spread) for row in mine if row.who == who]
-            sizes = [size for size, _ in points]
-            middle = [spread.p50 for _, spread in points]
-            panel.plot(sizes, middle, marker=".", label=who, color=colors[who])
-            low, high = [spread.p20 for _, spread in points], [spread.p80 for _, spread in points]
-            panel.fill_between(sizes, low, high, color=colors[who], alpha=0.2)
-        panel.set(title=setting, xlabel="neurons", ylabel="M neurons/s", xscale="log", yscale="log")
-    return _png(figure, panels)
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel: where its points are, and their spread."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[Spread]
 
 
-def memory_over_time(rows: Sequence[Row]) -> bytes:
-    """Peak memory over the number of time steps, one line for each who."""
-    figure, (panel,) = _panels([""])
-    figure.set_size_inches(9, 4.2)
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """What the axes of all panels say. Sizes double or go by powers of two, figures by powers of ten."""
+
+    x: str
+    y: str
+    powers: bool = False
+    """Whether sizes are written as powers of two."""
+
+
+def lines_of(rows: Sequence[Row], x: Callable[[Row], float]) -> list[Line]:
+    """A line for each who."""
+    found = []
     for who in dict.fromkeys(row.who for row in rows):
-        mine = [row for row in rows if row.who == who and row.spread is not None]
-        panel.plot([int(row.shape.rpartition("T=")[2]) for row in mine], [r.spread.p50 for r in mine], "o-", label=who)
-    panel.set(xlabel="time steps", ylabel="peak memory, GB", yscale="log")
-    panel.set_xscale("log", base=2)
-    panel.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    return _png(figure, [panel], legend=False)
+        mine = [row for row in rows if row.who == who]
+        found.append(Line(who, [x(row) for row in mine], [row.spread for row in mine]))
+    return found
 
 
-def bars(rows: Sequence[Row], label: str) -> bytes:
-    """One bar for each who, a panel for each shape; the line is the 20th to 80th percentile."""
-    rows = [row for row in rows if row.spread is not None]
-    shapes = list(dict.fromkeys(row.shape for row in rows))
-    figure, panels = _panels(shapes)
-    for panel, shape in zip(panels, shapes, strict=True):
-        mine = [row for row in rows if row.shape == shape][::-1]
-        middle = [row.spread.p50 for row in mine]
-        errors = [[row.spread.p50 - row.spread.p20 for row in mine], [row.spread.p80 - row.spread.p50 for row in mine]]
-        panel.barh([row.who for row in mine], middle, xerr=errors, color="tab:blue", alpha=0.7)
-        panel.set(title=shape, xlabel=label)
-    return _png(figure, panels, legend=False)
+def lines(panels: Mapping[str, Sequence[Line]], axes: Axes, order: Sequence[str]) -> bytes:
+    """Lines over a size, both axes logarithmic, one panel for each title.
+
+    A name looks the same in every panel, and in every picture drawn with the same order.
+    """
+    names = list(dict.fromkeys([*order, *(line.name for lines in panels.values() for line in lines)]))
+    columns = min(2, len(panels))
+    figure, places = _grid(len(panels), columns, left=0.75, right=_room(panels.values()), height=4.4 / columns + 0.2)
+    for (title, lines), panel in zip(panels.items(), places, strict=True):
+        for line in lines:
+            look = style(names.index(line.name))
+            panel.plot(line.x, [point.p50 for point in line.y], **look, linewidth=1.6, markersize=4.5)
+            low, high = [point.p20 for point in line.y], [point.p80 for point in line.y]
+            panel.fill_between(line.x, low, high, color=look["color"], alpha=0.12, linewidth=0)
+        panel.set_title(title, fontsize=FONT + 1.5, loc="left")
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.xaxis.set_major_locator(FixedLocator(sorted({x for line in lines for x in line.x})))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter(FuncFormatter(_power if axes.powers else _plain))
+        panel.yaxis.set_major_formatter(FuncFormatter(_plain))
+        panel.set_xlabel(axes.x, fontsize=FONT)
+        panel.set_ylabel(axes.y, fontsize=FONT)
+    low, high = (pick(panel.get_ylim()[side] for panel in places) for side, pick in ((0, min), (1, max)))
+    for lines, panel in zip(panels.values(), places, strict=True):
+        panel.set_ylim(low, high)
+        _name_at_the_end(panel, lines, names)
+    return png(figure, places)
 
 
-def _panels(titles: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    columns = min(3, max(1, len(titles)))
-    lines = max(1, -(-len(titles) // columns))
-    figure = Figure(figsize=(5.2 * columns, 3.8 * lines), layout="constrained")
+def style(place: int) -> dict[str, object]:
+    """Colour, dashes and marker of a line; no two of the first sixteen share a colour or a marker."""
+    return {
+        "color": COLORS[place % len(COLORS)],
+        "linestyle": DASHES[place % len(DASHES)],
+        "marker": MARKERS[place % len(MARKERS)],
+    }
+
+
+def _name_at_the_end(panel: Panel, lines: Sequence[Line], names: Sequence[str]) -> None:
+    """Labels right of the panel, as near to the lines' ends as they can be without touching each other."""
+    to_panel = panel.transData + panel.transAxes.inverted()
+    ends = [to_panel.transform((line.x[-1], line.y[-1].p50)) for line in lines]
+    heights = apart([end[1] for end in ends], LINE / (panel.get_position().height * panel.figure.get_figheight()))
+    for line, end, height in zip(lines, ends, heights, strict=True):
+        look, inch = style(names.index(line.name)), 1 / (panel.get_position().width * WIDTH)
+        leader = {"color": look["color"], "transform": panel.transAxes, "clip_on": False}
+        panel.plot([end[0], 1 + 0.12 * inch], [end[1], height], linewidth=0.7, **leader)
+        panel.plot([1 + 0.12 * inch], [height], marker=look["marker"], markersize=4.5, **leader)
+        panel.text(1 + 0.2 * inch, height, line.name, fontsize=FONT, va="center", transform=panel.transAxes)
+
+
+def apart(wanted: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0) -> list[float]:
+    """The places nearest to those wanted, by least squares, that are in the same order and at least `gap` apart, and
+    between `low` and `high` if there is room."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    blocks: list[list[float]] = []  # labels that touch: the mean place of the lowest one, and how many there are
+    for rank, i in enumerate(order):
+        blocks.append([wanted[i] - rank * gap, 1])
+        while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
+            (above, many), (below, few) = blocks.pop(), blocks.pop()
+            blocks.append([(above * many + below * few) / (many + few), many + few])
+    last = max(low, high - (len(wanted) - 1) * gap)
+    starts = [min(max(start, low), last) for start, many in blocks for _ in range(int(many))]
+    places = [0.0] * len(wanted)
+    for rank, i in enumerate(order):
+        places[i] = starts[rank] + rank * gap
+    return places
+
+
+def bars_of(rows: Sequence[Row]) -> dict[str, Spread]:
+    """A bar for each who."""
+    return {row.who: row.spread for row in rows}
+
+
+def bars(panels: Mapping[tuple[str, str], Mapping[str, Spread]], marked: Collection[str]) -> bytes:
+    """One bar for each name with its figure at the end; a panel for each pair of a size (below each other) and a
+    quantity (beside each other). The thin line is the 20th to 80th percentile; those of `marked` are grey."""
+    sizes, quantities = (list(dict.fromkeys(key[part] for key in panels)) for part in (0, 1))
+    names = list(dict.fromkeys(name for bars in panels.values() for name in bars))
+    left = CHARACTER * max(map(len, names)) + 0.2
+    height = 0.24 * len(names) + 0.2
+    figure, places = _grid(len(panels), len(quantities), left=left, right=0.55, height=height, shared_left=True)
+    for panel, (size, quantity) in zip(places, itertools.product(sizes, quantities), strict=True):
+        found = panels[size, quantity]
+        for y, name in enumerate(names):
+            if name in found:
+                spread, color = found[name], THEIRS if name in marked else OURS
+                panel.barh(y, spread.p50, color=color, height=0.7)
+                panel.plot([spread.p20, spread.p80], [y, y], color="black", linewidth=1)
+                panel.text(max(spread.p50, spread.p80), y, f" {spread.p50:.3g}", fontsize=FONT, va="center")
+        first = quantity == quantities[0]
+        panel.set_yticks(range(len(names)), names if first else [""] * len(names), fontsize=FONT)
+        panel.set_ylim(len(names) - 0.4, -0.6)
+        panel.set_title(size if first else "", fontsize=FONT + 1.5, loc="left")
+        panel.set_xlabel(quantity, fontsize=FONT)
+    return png(figure, places, "x")
+
+
+def _grid(
+    count: int, columns: int, *, left: float, right: float, height: float, shared_left: bool = False
+) -> tuple[Figure, list[Panel]]:
+    """Panels of a fixed size in inches, with room left and right of each for what is written there; with `shared_left`
+    only left of the first in a line."""
+    rows = -(-count // columns)
+    above, below = 0.35, 0.5
+    figure = Figure(figsize=(WIDTH, rows * (above + height + below)), facecolor="white")
     FigureCanvasAgg(figure)
-    panels = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for unused in panels[len(titles) :]:
-        unused.set_visible(False)
-    return figure, panels[: len(titles)]
+    lefts = [left if not shared_left or column == 0 else 0.15 for column in range(columns)]
+    width = (WIDTH - sum(lefts) - columns * right) / columns
+    panels = []
+    for place in range(count):
+        row, column = divmod(place, columns)
+        x = sum(lefts[: column + 1]) + column * (width + right)
+        y = (rows - row - 1) * (above + height + below) + below
+        box = (x / WIDTH, y / figure.get_figheight(), width / WIDTH, height / figure.get_figheight())
+        panels.append(figure.add_axes(box))
+    return figure, panels
 
 
-def _png(figure: Figure, panels: Sequence[Axes], legend: bool = True) -> bytes:
+def _room(panels: Collection[Sequence[Line]]) -> float:
+    return CHARACTER * max(len(line.name) for lines in panels for line in lines) + 0.25
+
+
+def _plain(value: float, _: object = None) -> str:
+    return f"{value:g}"
+
+
+def _power(value: float, _: object = None) -> str:
+    return f"$2^{{{math.log2(value):.0f}}}$"
+
+
+def png(figure: Figure, panels: Sequence[Panel], grid: str = "both") -> bytes:
+    """The finished picture, with what all panels have in common."""
     for panel in panels:
-        panel.grid(alpha=0.3)
-    if legend and panels:
-        panels[0].legend(fontsize="small")
+        panel.grid(axis=grid, color="#d8dde2", linewidth=0.6)
+        panel.set_axisbelow(True)
+        panel.tick_params(labelsize=FONT, length=2)
+        panel.spines[["top", "right"]].set_visible(False)
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
+    figure.savefig(picture, format="png", dpi=DPI)
     return picture.getvalue()
-
-
-def _neurons(shape: str) -> int:
-    """The size of "4×2^20": neurons, without the steps."""
-    return 2 ** int(shape.rpartition("^")[2])

@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity
 from .session import Session
 
 SHOWN = 12
+WHAT = "STDL, lean, a step's time by operator"
 
 
 def keep(session: Session, stepper: object, x: Tensor, y: Tensor, T: int, shape: str) -> None:
@@ -20,12 +21,12 @@ def keep(session: Session, stepper: object, x: Tensor, y: Tensor, T: int, shape:
     averages = found.key_averages()
     on_gpu = session.device == "cuda"
     order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    name = f"training_profile_{shape.replace(', ', '_').replace(' ', '').replace('=', '')}.txt"
+    name = f"profile_{shape.replace(', ', '_').replace(' ', '').replace('=', '')}.txt"
     session.keep(name, averages.table(sort_by=order, row_limit=40) + "\n")
-    session.note(f"STDL, lean is behind at {shape}: its profile is in {name}.")
+    session.note(f"STDL, lean is behind at {shape}: its profile is in {session.benchmark}_{name}.")
     longest = sorted(averages, key=lambda event: getattr(event, order), reverse=True)
     total = sum(getattr(event, order) for event in averages)
     for event in longest[:SHOWN]:
         share = 100 * getattr(event, order) / total
         fields = {"who": event.key, "shape": shape, "note": f"{event.count} calls"}
-        session.record("STDL, lean, a step's time by operator", "%", share, **fields)
+        session.record(WHAT, "%", share, **fields)

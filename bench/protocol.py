@@ -1,17 +1,22 @@
-"""Open Neuromorphic's protocol: a linear layer and LIF neurons, 500 time steps, batch 16; forward and backward.
+"""Milliseconds of a linear layer with LIF neurons, 500 time steps, batch 16, forward and backward.
 
-Its published form times libraries whose neurons compute different things. Here all have the same weights, the same
-input spikes and the same equation; spikes and the gradient of the weights are compared with the reference's first, and
-a GPU is waited for. The linear layer runs once for all time steps, for everyone.
+This is Open Neuromorphic's protocol. Its published form times libraries whose neurons compute different things. Here
+all have the same weights, the same input spikes and the same equation; spikes and the gradient of the weights are
+compared with the reference's first, and a GPU is waited for. The linear layer runs once for all time steps, for
+everyone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .kernels import pairs
+from .markdown import figure, pivot
 from .peers import CONTENDERS, Contender, Layer, Plain, plain
+from .results import Row
 from .session import Session
 from .timing import Case, ratios
 
@@ -51,6 +56,15 @@ def compare(session: Session, width: int, steps: int = STEPS, contenders: dict[s
         session.record(what, "ms", [t * 1e3 for t in times[name]], who=name, **fields)
     for ours, theirs in pairs(layers, contenders):
         session.record(what, "x", ratios(times[theirs], times[ours]), who=ours, against=theirs, **fields)
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Milliseconds, then ratios."""
+    spent, versus = ([row for row in rows if row.unit == unit] for unit in ("ms", "x"))
+    return [
+        pivot(spent, lambda row: row.who, lambda row: row.shape, figure, "ms"),
+        pivot(versus, lambda row: f"{row.who} / {row.against}", lambda row: row.shape, figure, "ratio of speeds"),
+    ]
 
 
 class Problem:

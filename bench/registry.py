@@ -1,34 +1,68 @@
-"""Every benchmark by name: a module whose docstring starts with its claim and whose `run(session)` measures it."""
+"""Every benchmark by name. A benchmark is a module with
+
+- a docstring: its first line says what is measured and is the heading on the page, the rest says how;
+- `run(session)`, which measures;
+- `tables(rows)`, if the page should show something else than a list of the rows: parts of Markdown;
+- `plot(rows)`, if there is a picture: a PNG, or None where the rows have nothing to draw;
+- `DEVICE = "cpu"`, if it uses no GPU even where there is one.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Sequence
 from types import ModuleType
 
-MAIN = {
-    "kernels": "bench.kernels",
-    "static": "bench.static",
-    "memory": "bench.memory",
-    "training": "bench.training",
-}
-"""What `python -m bench` runs, and docs/benchmarks.md shows."""
-MORE = {
-    "training_step": "bench.training_step",
-    "cpu_bandwidth": "bench.cpu_bandwidth",
-    "cpu_candidates": "bench.cpu_candidates",
-    "call_overhead": "bench.call_overhead",
-    "spike_conv": "bench.spike_conv",
-}
+from .markdown import listing
+from .results import Row
+
+MAIN = (
+    "kernels",
+    "static",
+    "memory",
+    "training",
+    "engine_cost",
+    "protocol",
+)
+"""What `python -m bench` runs."""
+MORE = (
+    "cpu_bandwidth",
+    "cpu_candidates",
+    "call_overhead",
+    "spike_conv",
+)
 """Run when named."""
-BENCHMARKS = MAIN | MORE
+BENCHMARKS = (*MAIN, *MORE)
 
 
 def load(name: str) -> ModuleType:
     """The module of a benchmark."""
-    return importlib.import_module(BENCHMARKS[name])
+    return importlib.import_module(f"bench.{name}")
 
 
-def claim(name: str) -> str:
-    """What a benchmark sets out to show: the first line of its docstring."""
-    return inspect.getdoc(load(name)).splitlines()[0]
+def title(name: str) -> str:
+    """What it measures: the first line of its docstring."""
+    return inspect.getdoc(load(name)).splitlines()[0].removesuffix(".")
+
+
+def description(name: str) -> str:
+    """How it measures: the rest of its docstring."""
+    return inspect.getdoc(load(name)).partition("\n")[2].strip()
+
+
+def tables(name: str, rows: Sequence[Row]) -> list[str]:
+    """Its rows on a page."""
+    benchmark = load(name)
+    return benchmark.tables(rows) if hasattr(benchmark, "tables") else [listing(rows)]
+
+
+def plot(name: str, rows: Sequence[Row]) -> bytes | None:
+    """Its picture, if it has one."""
+    benchmark = load(name)
+    return benchmark.plot(rows) if hasattr(benchmark, "plot") else None
+
+
+def device(name: str) -> str | None:
+    """Where it runs, if that is not for the machine to say."""
+    return getattr(load(name), "DEVICE", None)

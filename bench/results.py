@@ -1,32 +1,26 @@
-"""Results: CSV rows that say where, when and with what they were measured, and a table for the terminal."""
+"""Results: rows that say where, when and with what they were measured, and the CSV files they are kept in."""
 
 from __future__ import annotations
 
 import csv
-import datetime
-import functools
-import importlib.metadata
 import io
-import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-from rich.table import Table
-
 from stdl_engine.files import write_atomically
-from stdl_engine.runs import PACKAGES as ENGINE_PACKAGES
-from stdl_engine.runs import commit, versions
 
+from .machine import CONDITIONS
 from .timing import Spread
 
-MORE_PACKAGES = ("llvmlite", "snntorch", "norse", "sinabs")
-PACKAGES = ("python", "stdl-engine", *ENGINE_PACKAGES, *MORE_PACKAGES)
-COLUMNS = (
+FIGURE = (
     "benchmark", "what", "who", "against", "shape", "dtype", "value", "unit", "target", "p20", "p50", "p80", "rounds",
-    "note", "mode", "device", "cpu", "threads", "others", *PACKAGES, "commit", "date",
+    "note",
 )  # fmt: skip
+COLUMNS = (*FIGURE, *CONDITIONS)
+TEXTS = ("benchmark", "what", "who", "against", "shape", "dtype", "unit", "target", "note")
+NO_RIVALS = ("published", "planned / measured", "paper", "by hand")
+"""What a ratio may be against without there being a winner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,99 +43,110 @@ class Row:
     target: str = ""
     """Such as ">= 0.7" or "<= 3"; nothing where there is none."""
     note: str = ""
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    """Of the run, see machine.py."""
+    published: Row | None = None
+    """The published row of the same thing, where a page shows both."""
+
+    @property
+    def same_thing(self) -> tuple[str, ...]:
+        """Equal for two rows that measure the same, whenever and wherever."""
+        return self.benchmark, self.what, self.who, self.against, self.shape, self.dtype, self.unit
+
+    @property
+    def bound(self) -> float:
+        """The number of the target."""
+        return float(self.target[2:])
 
     @property
     def reached(self) -> bool:
         """Whether the median is on the right side of the target; no figure reaches none."""
         if self.spread is None:
             return False
-        bound = float(self.target[2:])
-        return self.spread.p50 >= bound if self.target.startswith(">=") else self.spread.p50 <= bound
+        return self.spread.p50 >= self.bound if self.target.startswith(">=") else self.spread.p50 <= self.bound
 
-    def as_dict(self, environment: dict[str, str]) -> dict[str, str]:
+    @property
+    def has_rival(self) -> bool:
+        """Whether this is a ratio of us to someone else, larger being better."""
+        ratio = self.spread is not None and self.unit in ("x", "x less") and bool(self.against)
+        return ratio and not self.against.endswith(NO_RIVALS) and not self.target.startswith("<=")
+
+    def as_dict(self) -> dict[str, str]:
         """The row as the CSV file has it."""
-        fields = ("benchmark", "what", "who", "against", "shape", "dtype", "unit", "target", "note")
-        row = {field: getattr(self, field) for field in fields} | {"rounds": str(self.rounds)}
         p20 = p50 = p80 = ""
         if self.spread is not None:
             p20, p50, p80 = (f"{value:.6g}" for value in (self.spread.p20, self.spread.p50, self.spread.p80))
-        return row | {"value": p50, "p20": p20, "p50": p50, "p80": p80} | environment
+        figure = {"value": p50, "p20": p20, "p50": p50, "p80": p80, "rounds": str(self.rounds)}
+        return {name: getattr(self, name) for name in TEXTS} | figure | dict(self.conditions)
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, str]) -> Row:
+        """The row that the CSV file has; a column that came later is empty in an older file."""
+        spread = Spread(*(float(row[name]) for name in ("p20", "p50", "p80"))) if row["value"] else None
+        conditions = {name: row.get(name, "") for name in CONDITIONS}
+        texts = {name: row.get(name, "") for name in TEXTS}
+        return cls(**texts, spread=spread, rounds=int(row["rounds"]), conditions=conditions)
 
 
-def environment(device: str, mode: str) -> dict[str, str]:
-    """The machine, the versions, the commit and the time, for every row of one run."""
-    packages = versions() | {package: version(package) for package in MORE_PACKAGES}
-    return {
-        "mode": mode,
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "cpu": cpu_model(),
-        "threads": str(torch.get_num_threads()),
-        **{package: packages.get(package, "") for package in PACKAGES},
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+@dataclass(frozen=True)
+class Run:
+    """The rows that one run of one benchmark left behind."""
+
+    rows: Sequence[Row]
+
+    @property
+    def conditions(self) -> Mapping[str, str]:
+        return self.rows[0].conditions
+
+    @property
+    def quick(self) -> bool:
+        return self.conditions["mode"] == "quick"
+
+    @property
+    def machine(self) -> str:
+        """Such as "Some GPU with Some CPU, 8 threads"."""
+        device, threads = self.conditions["device"], int(self.conditions["threads"] or 0)
+        gpu = "" if device == "cpu" else f"{device} with "
+        return f"{gpu}{self.conditions['cpu']}, {threads} thread{'' if threads == 1 else 's'}"
+
+    @property
+    def measured(self) -> list[Row]:
+        """The rows that have a figure."""
+        return [row for row in self.rows if row.spread is not None]
 
 
-def read(path: Path) -> list[dict[str, str]]:
+def runs(path: Path) -> list[Run]:
+    """The runs in a results file, oldest first; none where there is no file."""
+    by_date: dict[str, list[Row]] = {}
+    for row in read(path) if path.exists() else []:
+        by_date.setdefault(row.conditions["date"], []).append(row)
+    return [Run(rows) for rows in by_date.values()]
+
+
+def read(path: Path) -> list[Row]:
     """The rows of a results file, oldest first; a file that is none is an error."""
+    rows = []
+    for number, line in enumerate(_lines(path), start=2):
+        try:
+            rows.append(Row.from_dict(line))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is broken at row {number} ({error}): delete that row, or the file.") from error
+    return rows
+
+
+def append(path: Path, rows: Iterable[Row]) -> None:
+    """Add rows to a CSV file, all of them or none; the lines there are stay as they are."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([*(_lines(path) if path.exists() else []), *(row.as_dict() for row in rows)])
+    write_atomically(path, text.getvalue())
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         missing = [name for name in ("benchmark", "what", "value", "date") if name not in (reader.fieldnames or ())]
         if missing:
             raise ValueError(f"{path} is no file of results: it has no column {missing[0]!r}; move it elsewhere.")
         return list(reader)
-
-
-def append(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    """Add rows to a CSV file, all of them or none."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([*(read(path) if path.exists() else []), *rows])
-    write_atomically(path, text.getvalue())
-
-
-def table(title: str, rows: Sequence[Row]) -> Table:
-    """Rows for reading; columns that all of them leave empty are left out."""
-    result = Table(title=title, title_justify="left", title_style="bold")
-    names = [name for name in ("what", "who", "against", "shape", "dtype") if any(getattr(r, name) for r in rows)]
-    for name in names:
-        result.add_column(name)
-    for heading in ("value", "p20", "p80"):
-        result.add_column(heading, justify="right", no_wrap=True)
-    result.add_column("unit", no_wrap=True)
-    others = [name for name in ("target", "note") if any(getattr(r, name) for r in rows)]
-    for name in others:
-        result.add_column(name)
-    for row in rows:
-        numbers = ["", "", ""]
-        if row.spread is not None:
-            numbers = [f"{value:.3g}" for value in (row.spread.p50, row.spread.p20, row.spread.p80)]
-        last = {"target": _verdict(row), "note": row.note}
-        result.add_row(*(getattr(row, name) for name in names), *numbers, row.unit, *(last[name] for name in others))
-    return result
-
-
-def _verdict(row: Row) -> str:
-    if not row.target:
-        return ""
-    return f"[green]{row.target} yes[/]" if row.reached else f"[red]{row.target} no[/]"
-
-
-@functools.cache
-def cpu_model() -> str:
-    """The processor's name as the system gives it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def version(package: str) -> str:
-    """The installed version, or nothing."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

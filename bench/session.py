@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from rich.progress import Progress
@@ -20,7 +19,7 @@ class Session:
         rounds: interleaved rounds of every timing.
         device: "cuda" where there is one, else "cpu".
         rows, notes: what was found.
-        files: other files to keep beside the results, by name: plots, profiles.
+        files: other files to keep beside the results, by name, such as a profile.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class Session:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.rows: list[Row] = []
         self.notes: list[str] = []
-        self.files: dict[str, bytes | str] = {}
+        self.files: dict[str, str] = {}
 
     def time(
         self, what: str, cases: dict[str, Case], *, calls: int = 1, warmup: int = 2, rounds: int | None = None
@@ -83,6 +82,6 @@ class Session:
         """Say something about the figures, below the table."""
         self.notes.append(text)
 
-    def keep(self, name: str, content: bytes | str) -> None:
-        """Keep a file beside the results."""
-        self.files[Path(name).name] = content
+    def keep(self, name: str, content: str) -> None:
+        """Keep a file beside the results, its name after that of the benchmark."""
+        self.files[f"{self.benchmark}_{name}"] = content

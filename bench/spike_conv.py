@@ -1,4 +1,4 @@
-"""A convolution that reads the bits of spikes takes less time than PyTorch's on the dense ones, at every size.
+"""Milliseconds of convolutions that read spikes as bits, and of PyTorch's on dense spikes.
 
 The 3 × 3 convolutions of ResNet-18 on CIFAR, at a quarter of its width with a batch of 64 and at full width with 8,
 channels innermost on both sides: forward and the weight's gradient, and where the weight is larger than the maps the
@@ -16,6 +16,7 @@ from stdl_engine.kernels.spike_conv import by_columns, is_weight_bound, spike_co
 from .session import Session
 from .timing import Case, ratios
 
+DEVICE = "cpu"
 SHAPES = (  # batch, channels, output channels, height and width, stride
     (64, 16, 16, 32, 1), (64, 16, 32, 32, 2), (64, 32, 32, 16, 1), (64, 64, 64, 8, 1), (64, 128, 128, 4, 1),
     (8, 64, 64, 32, 1), (8, 64, 128, 32, 2), (8, 128, 128, 16, 1), (8, 256, 256, 8, 1), (8, 512, 512, 4, 1),

@@ -1,4 +1,4 @@
-"""On a GPU the fused kernels move the fewest bytes that can be and launch one kernel a step; checkable without one.
+"""Bytes per neuron and kernels launched per time step on a GPU, counted without one.
 
 Our Triton kernels and SpikingJelly's are compiled ahead of time for sm_90 by the same code, with the types, alignments
 and options of their launches, and the loads and stores of the generated PTX are counted. Beside each figure is the
@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .libraries import missing
+from .markdown import figure, number, pivot, under
+
 if TYPE_CHECKING:
+    from .results import Row
     from .session import Session
 
 TARGET = "sm_90"
@@ -48,13 +53,17 @@ MINIMUM = {
     "alif_bwd": Moves(8),
 }
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+COLUMNS = {
+    "bytes a neuron and step": "bytes per neuron and step, compiled for sm_90",
+    "bytes against the minimum": "times the minimum",
+}
 LAUNCHES = 1.0
 """The fewest kernels of a step and direction; fewer only where one runs several steps."""
 
 
 def run(session: Session) -> None:
     if importlib.util.find_spec("triton") is None:
-        session.refuse("bytes a neuron", "bytes", "triton is not installed: pip install triton (Linux)")
+        session.refuse("bytes a neuron", "bytes", "triton is not installed: pip install triton (Linux)", who="Triton")
         return
     from stdl_engine.kernels import dispatch
 
@@ -85,8 +94,8 @@ def kernels(session: Session) -> None:
 
 def against_spikingjelly(session: Session) -> None:
     """The same job by our exact kernels and by SpikingJelly's: one step, and four in one kernel."""
-    if importlib.util.find_spec("spikingjelly") is None:
-        session.refuse("bytes a neuron and step", "bytes", "spikingjelly is not installed", who="SpikingJelly")
+    if reason := missing("spikingjelly"):
+        session.refuse("bytes a neuron and step", "bytes", reason, who="SpikingJelly")
         return
     for T, ours in ((1, "lif_{}"), (STEPS, "lif_sequence_{}")):
         for direction in ("fwd", "bwd"):
@@ -174,3 +183,25 @@ def launches(session: Session) -> None:
             what = f"launches a step, {direction}, {row['what']}"
             fields = {"who": row["who"], "note": row["note"]}
             session.record(what, "launches", row[direction], at_most=LAUNCHES if ours else None, **fields)
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Bytes beside the minimum, the same job by SpikingJelly, and launches."""
+    moved = [row for row in rows if row.what in COLUMNS]
+    same = [row for row in rows if row.what.startswith("exact LIF") and row.unit == "bytes"]
+    launched = [row for row in rows if row.unit == "launches"]
+    return [
+        pivot(moved, lambda row: f"{row.who}, {row.dtype}", lambda row: COLUMNS[row.what], _figure_and_note, "kernel"),
+        *under(
+            "The same job by SpikingJelly's Triton kernel, bytes per neuron and step:",
+            pivot(same, lambda row: row.what, lambda row: row.who, _figure_and_note),
+        ),
+        *under(
+            "Kernels launched per time step:",
+            pivot(launched, lambda row: row.who, lambda row: row.what.partition(", ")[2], figure),
+        ),
+    ]
+
+
+def _figure_and_note(row: Row) -> str:
+    return f"{number(row.spread.p50)} ({row.note})" if row.note else number(row.spread.p50)

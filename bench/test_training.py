@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench import training
-from bench.memory import batch_of
+from bench.workload import batch_of
 
 ROUNDS, WARMUP_ROUNDS = 5, 1
 SIZE, SMALL = training.Size(width=0.25, batch=32), training.Size(width=0.125, batch=2)

@@ -1,15 +1,15 @@
-"""STDL in lean memory trains as many samples per second as SpikingJelly's BPTT, auxiliary networks counted, T=4.
+"""Samples per second and peak bytes of whole training steps, ours and SpikingJelly's.
 
 Whole training steps of ResNet-18, optimizer included: every rule of ours, and the same network written with
 SpikingJelly's layers, trained by BPTT in both step modes, with its memory optimiser, and by SLTT. Weights are copied
 and logits and gradients compared first. Each contender runs in the memory layout it is fastest in, which its row says.
-Below it, the engine's own overhead and what lean memory costs, and a linear layer with neurons over 500 steps.
+STDL's auxiliary networks are counted.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,15 +19,20 @@ from stdl_engine.models import build_model
 from stdl_engine.planning.planner import measure
 from stdl_engine.rules import RULES
 
-from . import jelly, plots, profile, protocol, training_step
-from .memory import batch_of
+from . import jelly, plots, profile
+from .libraries import missing
+from .markdown import figure, number, pivot, table
+from .results import Row
 from .session import Session
 from .timing import Case, interleave, ratios, spread
+from .workload import SGD, batch_of
 
 T = 4
-SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+WHAT = "resnet18, training step"
+COLUMNS = {"samples/s": "samples per second", "MB": "peak MB"}
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 PEER = "SpikingJelly BPTT"
+QUICK_PEERS = (PEER, "SpikingJelly SLTT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +70,13 @@ def ours(rule: str, memory: str = "lean") -> Callable:
     return build
 
 
-def theirs(mode: str, *, online: bool = False, optimized: bool = False) -> Callable:
+def theirs(variant: jelly.Variant) -> Callable:
     def build(width: float, x: Tensor, layout: torch.memory_format):
-        model = jelly.resnet18(mode, online=online, width=width)
-        model.load_state_dict(network(width, x, layout).state_dict())
-        model = model.to(x.device, memory_format=layout)
-        return jelly.Trainer(jelly.optimized(model) if optimized else model, SGD, mode, online=online)
+        def with_our_weights(model: nn.Sequential) -> nn.Sequential:
+            model.load_state_dict(network(width, x, layout).state_dict())
+            return model.to(x.device, memory_format=layout)
+
+        return jelly.trainer(variant, SGD, width, with_our_weights)
 
     return build
 
@@ -81,33 +87,29 @@ TRAINEES = {
     "ELL, lean": Trainee(build=ours("ell"), quick=False),
     "BPTT, lean": Trainee(build=ours("bptt")),
     "BPTT, plain": Trainee(build=ours("bptt", "paper"), quick=False),
-    PEER: Trainee(build=theirs("m"), mode="m"),
-    "SpikingJelly BPTT, step by step": Trainee(build=theirs("s"), mode="s", quick=False),
-    "SpikingJelly BPTT, memory optimiser": Trainee(build=theirs("m", optimized=True), mode="m", quick=False),
-    "SpikingJelly SLTT": Trainee(build=theirs("s", online=True), mode="s", online=True),
+}
+TRAINEES |= {
+    name: Trainee(build=theirs(variant), mode=variant.mode, online=variant.online, quick=name in QUICK_PEERS)
+    for name, variant in jelly.VARIANTS.items()
 }
 
 
 def run(session: Session) -> None:
     for size in QUICK_SIZES if session.quick else SIZES:
         compare(session, size)
-    rates = [row for row in session.rows if row.unit == "samples/s"]
-    session.keep("training.png", plots.bars(rates, "samples/s"))
-    training_step.run(session)
-    protocol.run(session)
 
 
 def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEES) -> None:
     """Samples per second and peak bytes of everyone at one size."""
     x, y = batch_of(size.batch, session.device)
-    what, fields = "resnet18, training step", {"shape": str(size), "dtype": "float32"}
+    fields = {"shape": str(size), "dtype": "float32"}
     steppers, layouts = {}, {}
     for name, trainee in trainees.items():
         if session.quick and not trainee.quick:
             continue
-        reason = differs(trainee.mode, trainee.online) if trainee.mode else ""
+        reason = (missing("spikingjelly") or differs(trainee.mode, trainee.online)) if trainee.mode else ""
         if reason:
-            session.refuse(what, "samples/s", reason, who=name, **fields)
+            session.refuse(WHAT, "samples/s", reason, who=name, **fields)
             continue
         session.show(f"{name}, {size}: which layout is faster")
         layouts[name], steppers[name] = fastest(session, trainee, size.width, x, y)
@@ -119,13 +121,13 @@ def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEE
     times = session.time(f"training steps, {size}", cases, warmup=1, rounds=rounds)
     for name, stepper in steppers.items():
         note = layouts[name]
-        session.record(what, "samples/s", [size.batch / t for t in times[name]], who=name, note=note, **fields)
-        session.record(what, "MB", peak_bytes(stepper, batches[note], y) / 1e6, who=name, **fields)
+        session.record(WHAT, "samples/s", [size.batch / t for t in times[name]], who=name, note=note, **fields)
+        session.record(WHAT, "MB", peak_bytes(stepper, batches[note], y) / 1e6, who=name, **fields)
     for name in steppers:
         for peer in (peer for peer in steppers if trainees[peer].mode and not trainees[name].mode):
             goal = 1.0 if (name, peer) == ("STDL, lean", PEER) else None
             pair = {"who": name, "against": peer}
-            session.record(what, "x", ratios(times[peer], times[name]), at_least=goal, **pair, **fields)
+            session.record(WHAT, "x", ratios(times[peer], times[name]), at_least=goal, **pair, **fields)
     missed = [row for row in session.rows if row.shape == str(size) and row.target and not row.reached]
     if missed:
         profile.keep(session, steppers["STDL, lean"], batches[layouts["STDL, lean"]], y, T, str(size))
@@ -164,3 +166,40 @@ def peak_bytes(stepper: object, x: Tensor, y: Tensor) -> int:
     if isinstance(stepper, jelly.Trainer):
         return jelly.peak_bytes(stepper, x, y, T)
     return measure(stepper, x, y, T).peak_bytes
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Samples per second and peaks, then ratios, then the profile where there is one."""
+    parts = []
+    step = [row for row in rows if row.what == WHAT]
+    for shape in dict.fromkeys(row.shape for row in step):
+        mine = [row for row in step if row.shape == shape]
+        totals, versus = [row for row in mine if row.unit != "x"], [row for row in mine if row.unit == "x"]
+        parts.append(f"### ResNet-18, {shape}")
+        parts.append(pivot(totals, _who, lambda row: COLUMNS[row.unit], _figure_and_layout))
+        parts.append(pivot(versus, _who, lambda row: f"/ {row.against}", figure, "ratio of speeds"))
+    profiled = [row for row in rows if row.what == profile.WHAT]
+    for shape in dict.fromkeys(row.shape for row in profiled):
+        lines = [(f"`{row.who}`", number(row.spread.p50), row.note) for row in profiled if row.shape == shape]
+        parts.append(f"STDL, lean, {shape}: own time of the longest operators")
+        parts.append(table(("operator", "% of the step", ""), lines))
+    return parts
+
+
+def _who(row: Row) -> str:
+    return row.who
+
+
+def _figure_and_layout(row: Row) -> str:
+    return f"{figure(row)}, {row.note}" if row.note else figure(row)
+
+
+def plot(rows: Sequence[Row]) -> bytes | None:
+    """Samples per second beside peak memory, one line of panels for each size."""
+    step = [row for row in rows if row.what == WHAT and row.unit in COLUMNS]
+    panels = {
+        (shape, COLUMNS[unit]): plots.bars_of([row for row in step if (row.shape, row.unit) == (shape, unit)])
+        for shape in dict.fromkeys(row.shape for row in step)
+        for unit in COLUMNS
+    }
+    return plots.bars(panels, marked=jelly.VARIANTS) if panels else None

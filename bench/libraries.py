@@ -1,0 +1,21 @@
+"""Whether a library is installed, and the sentence that says so where it is not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+
+
+def missing(package: str) -> str:
+    """What to do about a library that is not there; nothing if it is."""
+    if importlib.util.find_spec(package) is not None:
+        return ""
+    return f"{package} is not installed: pip install 'stdl-engine[bench]'"
+
+
+def version(package: str) -> str:
+    """The installed version, or nothing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
