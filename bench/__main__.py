@@ -99,6 +99,8 @@ def measure(name: str, options: argparse.Namespace, console: Console) -> list[Ro
         session = Session(name, options.rounds, progress, quick=options.quick, device=registry.device(name))
         where = conditions(session.device, "quick" if options.quick else "full")
         registry.load(name).run(session)
+    if not session.rows:
+        raise RuntimeError(f"{name} measured nothing: its run(session) has to record something.")
     busy = others.cores()
     where["others"] = "" if busy is None else f"{busy:.2f}"
     if not options.json:

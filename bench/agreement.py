@@ -99,6 +99,12 @@ def agreement(
     )
 
 
+def difference(contender: Contender, layer: Layer, **options) -> str:
+    """How a layer of a contender differs from the reference; nothing where rounding explains it."""
+    found = agreement(contender, layer=layer, **options)
+    return "" if found.same else f"differs: {found}"
+
+
 def _membranes(x: Tensor) -> Tensor:
     """The reference's membranes before reset."""
     layer, membranes = Plain(), []

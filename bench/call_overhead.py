@@ -2,11 +2,12 @@
 
 At that size time goes to Python and autograd, not to the arithmetic. The CPU kernel alone, `lif_step_`, FusedLIF and
 other libraries' layers; forward with the input wanting a gradient, and forward with backward. The layers are those of
-bench/peers.py; torch.relu is there for scale.
+bench/peers.py but for torch.compile; torch.relu is there for scale.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from stdl_engine import Triangle, lif_step_
 
+from .agreement import difference
 from .cpu_bandwidth import OnlineStep
 from .peers import CONTENDERS, Layer, fused, inputs
 from .session import Session
@@ -30,10 +32,14 @@ def run(session: Session) -> None:
     steps: dict[str, Callable[[Tensor], Tensor]] = {"torch.relu": torch.relu, "lif_step_": online_step()}
     steps["FusedLIF(online=True)"] = fused(online=True, T=1).step
     for name, contender in CONTENDERS.items():
-        if contender.missing:
-            session.refuse(f"{name}, forward", "µs", contender.missing)
-        elif name != "torch.compile":
-            steps[name] = from_reset(contender.build(False, 1))
+        if name == "torch.compile":
+            continue
+        check = functools.partial(difference, contender, online=False, T=1, neurons=NEURONS)
+        layer, reason = contender.attempt(False, 1, check)
+        if layer is None:
+            session.refuse(f"{name}, forward", "µs", reason, who=name)
+        else:
+            steps[name] = from_reset(layer)
     kernel = OnlineStep(NEURONS, torch.float32)
     cases = {"kernel, forward": Case(kernel.forward), "kernel, backward": Case(kernel.backward)}
     for name, step in steps.items():

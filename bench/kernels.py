@@ -9,6 +9,7 @@ the same rounds: its time over a layer's is the layer's share of what the memory
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import plots
-from .agreement import agreement
+from .agreement import difference
 from .markdown import figure, number, pivot
 from .peers import CONTENDERS, Contender, Layer, inputs
 from .results import Row
@@ -70,25 +71,17 @@ def compare(
 
 
 def admit(session: Session, contender: Contender, setting: Setting, neurons: int) -> Layer | None:
-    """The contender's layer, if it is there and computes what the reference does; else the rows say why not."""
-
-    def refuse(reason: str) -> None:
+    """The contender's layer, if it is there and computes what the reference does; else a row says why not."""
+    options = {"online": setting.online, "T": setting.T, "dtype": setting.dtype, "device": session.device}
+    check = functools.partial(difference, contender, neurons=min(neurons, 2**16), **options)
+    session.show(f"checking {contender.name}, {setting}")
+    if session.quick and contender.name == "torch.compile" and setting.T > 4 and not setting.online:
+        layer, reason = None, "left out of --quick: compiling 16 steps in a row takes a minute"
+    else:
+        layer, reason = contender.attempt(setting.online, setting.T, check)
+    if reason:
         fields = {"who": contender.name, "dtype": name_of(setting.dtype)}
         session.refuse(f"{DIRECTIONS[1]}, {setting}", "M neurons/s", reason, **fields)
-
-    if contender.missing:
-        return refuse(contender.missing)
-    if session.quick and contender.name == "torch.compile" and setting.T > 4 and not setting.online:
-        return refuse("left out of --quick: compiling 16 steps in a row takes a minute")
-    session.show(f"checking {contender.name}, {setting}")
-    options = {"online": setting.online, "T": setting.T, "dtype": setting.dtype, "device": session.device}
-    try:
-        layer = contender.build(setting.online, setting.T)
-        found = agreement(contender, neurons=min(neurons, 2**16), layer=layer, **options)
-    except (RuntimeError, TypeError, ValueError) as error:  # a version of a library that cannot do this
-        return refuse(f"fails: {str(error).splitlines()[0]}")
-    if not found.same:
-        return refuse(f"differs: {found}")
     return layer
 
 
@@ -195,5 +188,5 @@ def plot(rows: Sequence[Row]) -> bytes | None:
     for what in dict.fromkeys(row.what for row in rows):
         mine = [row for row in rows if row.what == what]
         panels[what] = plots.lines_of(mine, lambda row: 2.0 ** int(row.shape.rpartition("^")[2]))
-    axes = plots.Axes(x="neurons", y="M neurons/s", powers=True)
-    return plots.lines(panels, axes, order=list(CONTENDERS)) if panels else None
+    labels = plots.Labels(x="neurons", y="M neurons/s", powers=True)
+    return plots.lines(panels, labels, order=list(CONTENDERS)) if panels else None

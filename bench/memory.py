@@ -176,4 +176,4 @@ def plot(rows: Sequence[Row]) -> bytes | None:
         return None
     order = [f"{rule.upper()}, {form}" for rule in SHOWN for form in FORMS.values()] + list(jelly.VARIANTS)
     panel = {"ResNet-18, batch 512": plots.lines_of(curve, lambda row: float(row.shape.rpartition("T=")[2]))}
-    return plots.lines(panel, plots.Axes(x="time steps", y="peak memory, GB"), order=order)
+    return plots.lines(panel, plots.Labels(x="time steps", y="peak memory, GB"), order=order)

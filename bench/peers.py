@@ -63,6 +63,17 @@ class Contender:
         """Why it cannot take part here; nothing if it can."""
         return missing(self.package)
 
+    def attempt(self, online: bool, T: int, difference: Callable[[Layer], str]) -> tuple[Layer | None, str]:
+        """Its layer, or why there is none: it is not installed, it fails, or it differs from the reference."""
+        if self.missing:
+            return None, self.missing
+        try:
+            layer = self.build(online, T)
+            reason = difference(layer)
+        except Exception as error:  # whatever another version of a library raises
+            reason = f"fails: {next(iter(str(error).splitlines()), type(error).__name__)}"
+        return (None, reason) if reason else (layer, "")
+
 
 def step_by_step(step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """A layer without a form for whole sequences, in a loop."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from matplotlib.axes import Axes as Panel
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -17,7 +17,7 @@ from .results import Row
 from .timing import Spread
 
 WIDTH, DPI = 9.5, 130
-"""Inches of a page, and dots per inch: twice what a screen shows of it."""
+"""Inches, at which letters are as large as those of a page around it, and dots per inch."""
 FONT = 8.5
 CHARACTER = 0.54 * FONT / 72
 """Inches of a letter, about."""
@@ -42,13 +42,13 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axes:
-    """What the axes of all panels say. Sizes double or go by powers of two, figures by powers of ten."""
+class Labels:
+    """What the axes of all panels say."""
 
     x: str
     y: str
     powers: bool = False
-    """Whether sizes are written as powers of two."""
+    """Whether what is on the x axis is written as powers of two."""
 
 
 def lines_of(rows: Sequence[Row], x: Callable[[Row], float]) -> list[Line]:
@@ -60,16 +60,16 @@ def lines_of(rows: Sequence[Row], x: Callable[[Row], float]) -> list[Line]:
     return found
 
 
-def lines(panels: Mapping[str, Sequence[Line]], axes: Axes, order: Sequence[str]) -> bytes:
+def lines(panels: Mapping[str, Sequence[Line]], labels: Labels, order: Sequence[str]) -> bytes:
     """Lines over a size, both axes logarithmic, one panel for each title.
 
     A name looks the same in every panel, and in every picture drawn with the same order.
     """
-    names = list(dict.fromkeys([*order, *(line.name for lines in panels.values() for line in lines)]))
+    names = list(dict.fromkeys([*order, *(line.name for drawn in panels.values() for line in drawn)]))
     columns = min(2, len(panels))
     figure, places = _grid(len(panels), columns, left=0.75, right=_room(panels.values()), height=4.4 / columns + 0.2)
-    for (title, lines), panel in zip(panels.items(), places, strict=True):
-        for line in lines:
+    for (title, drawn), panel in zip(panels.items(), places, strict=True):
+        for line in drawn:
             look = style(names.index(line.name))
             panel.plot(line.x, [point.p50 for point in line.y], **look, linewidth=1.6, markersize=4.5)
             low, high = [point.p20 for point in line.y], [point.p80 for point in line.y]
@@ -77,16 +77,16 @@ def lines(panels: Mapping[str, Sequence[Line]], axes: Axes, order: Sequence[str]
         panel.set_title(title, fontsize=FONT + 1.5, loc="left")
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
-        panel.xaxis.set_major_locator(FixedLocator(sorted({x for line in lines for x in line.x})))
+        panel.xaxis.set_major_locator(FixedLocator(sorted({x for line in drawn for x in line.x})))
         panel.xaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_formatter(FuncFormatter(_power if axes.powers else _plain))
+        panel.xaxis.set_major_formatter(FuncFormatter(_power if labels.powers else _plain))
         panel.yaxis.set_major_formatter(FuncFormatter(_plain))
-        panel.set_xlabel(axes.x, fontsize=FONT)
-        panel.set_ylabel(axes.y, fontsize=FONT)
+        panel.set_xlabel(labels.x, fontsize=FONT)
+        panel.set_ylabel(labels.y, fontsize=FONT)
     low, high = (pick(panel.get_ylim()[side] for panel in places) for side, pick in ((0, min), (1, max)))
-    for lines, panel in zip(panels.values(), places, strict=True):
+    for drawn, panel in zip(panels.values(), places, strict=True):
         panel.set_ylim(low, high)
-        _name_at_the_end(panel, lines, names)
+        _name_at_the_end(panel, drawn, names)
     return png(figure, places)
 
 
@@ -99,7 +99,7 @@ def style(place: int) -> dict[str, object]:
     }
 
 
-def _name_at_the_end(panel: Panel, lines: Sequence[Line], names: Sequence[str]) -> None:
+def _name_at_the_end(panel: Axes, lines: Sequence[Line], names: Sequence[str]) -> None:
     """Labels right of the panel, as near to the lines' ends as they can be without touching each other."""
     to_panel = panel.transData + panel.transAxes.inverted()
     ends = [to_panel.transform((line.x[-1], line.y[-1].p50)) for line in lines]
@@ -161,7 +161,7 @@ def bars(panels: Mapping[tuple[str, str], Mapping[str, Spread]], marked: Collect
 
 def _grid(
     count: int, columns: int, *, left: float, right: float, height: float, shared_left: bool = False
-) -> tuple[Figure, list[Panel]]:
+) -> tuple[Figure, list[Axes]]:
     """Panels of a fixed size in inches, with room left and right of each for what is written there; with `shared_left`
     only left of the first in a line."""
     rows = -(-count // columns)
@@ -181,7 +181,7 @@ def _grid(
 
 
 def _room(panels: Collection[Sequence[Line]]) -> float:
-    return CHARACTER * max(len(line.name) for lines in panels for line in lines) + 0.25
+    return CHARACTER * max(len(line.name) for drawn in panels for line in drawn) + 0.25
 
 
 def _plain(value: float, _: object = None) -> str:
@@ -192,7 +192,7 @@ def _power(value: float, _: object = None) -> str:
     return f"$2^{{{math.log2(value):.0f}}}$"
 
 
-def png(figure: Figure, panels: Sequence[Panel], grid: str = "both") -> bytes:
+def png(figure: Figure, panels: Sequence[Axes], grid: str = "both") -> bytes:
     """The finished picture, with what all panels have in common."""
     for panel in panels:
         panel.grid(axis=grid, color="#d8dde2", linewidth=0.6)

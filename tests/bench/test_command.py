@@ -106,6 +106,13 @@ def test_a_failing_benchmark_stops_no_other(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "benchmarks.md").exists()
 
 
+def test_a_benchmark_that_records_nothing_is_an_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Stub, "run", staticmethod(lambda session: None))
+    assert main(["kernels", "--out", str(tmp_path)]) == 1
+    assert "kernels measured nothing: its run(session) has to record something." in capsys.readouterr().err
+    assert not (tmp_path / "kernels.csv").exists()
+
+
 class Failing(Stub):
     run = staticmethod(fail)
 

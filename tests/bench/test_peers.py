@@ -134,6 +134,19 @@ def test_who_fails_is_reported():
     assert [row.note for row in session.rows] == ["fails: an argument of another version"]
 
 
+def test_who_fails_without_a_word_is_reported_too():
+    class Other(Exception):
+        """Of a library that has its own."""
+
+    def build(online: bool, T: int) -> Layer:
+        raise Other
+
+    session = Session("training", 2)
+    contenders = {"FusedLIF": CONTENDERS["FusedLIF"], "broken": Contender("broken", build)}
+    protocol.compare(session, 16, steps=3, contenders=contenders)
+    assert [row.note for row in session.rows if row.who == "broken"] == ["fails: Other"]
+
+
 def test_we_are_refused_like_anyone_else():
     session = Session("kernels", 2)
     ours = dataclasses.replace(fused_with(threshold=1.01), name="FusedLIF", ours=True)
