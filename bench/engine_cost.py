@@ -1,6 +1,6 @@
 """Time that the engine adds to a training step, and a lean step's time over a plain one's.
 
-ResNet-18 at a quarter of its width, 32×32 images, T=4, SGD with momentum, published partition. The engine's own
+ResNet-18 at a quarter of its width, 32×32 images, T=4, SGD with momentum, the paper's partition. The engine's own
 overhead is `rule.step` against the same subnetworks trained by a loop written out by hand; lean against paper is two
 rules on two copies of one model, which end with the same weights. All cases are interleaved.
 """

@@ -1,9 +1,9 @@
-"""Peak bytes of a training step: planned beside published, over the number of time steps, and on real tensors.
+"""Peak bytes of a training step: planned, in the paper, over the number of time steps, and on real tensors.
 
 The planner's figures for the paper's networks beside the paper's; the peak over the number of time steps, ours and
 SpikingJelly's, for ResNet-18 at batch 512 on fake tensors; and a small network on real tensors, where the same code is
 measured. "plain" keeps what the paper's form keeps, "lean" less, for the same gradients. What an operator takes and
-gives back inside itself is not counted, for no one. GB are 1e9 bytes.
+gives back inside itself is counted for no one. GB are 1e9 bytes.
 """
 
 from __future__ import annotations
