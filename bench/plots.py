@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from .results import Row
 from .timing import Spread
@@ -77,15 +77,20 @@ def lines(panels: Mapping[str, Sequence[Line]], labels: Labels, order: Sequence[
         panel.set_title(title, fontsize=FONT + 1.5, loc="left")
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
-        panel.xaxis.set_major_locator(FixedLocator(sorted({x for line in drawn for x in line.x})))
+        sizes = sorted({x for line in drawn for x in line.x})
+        if len(sizes) == 1:  # its points at the right, where their names are
+            panel.set_xlim(sizes[0] / 4, sizes[0] * 1.1)
+        panel.xaxis.set_major_locator(FixedLocator(sizes))
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(FuncFormatter(_power if labels.powers else _plain))
         panel.yaxis.set_major_formatter(FuncFormatter(_plain))
+        panel.yaxis.set_minor_formatter(NullFormatter())
         panel.set_xlabel(labels.x, fontsize=FONT)
         panel.set_ylabel(labels.y, fontsize=FONT)
     low, high = (pick(panel.get_ylim()[side] for panel in places) for side, pick in ((0, min), (1, max)))
     for drawn, panel in zip(panels.values(), places, strict=True):
         panel.set_ylim(low, high)
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 300 else (1,)))
         _name_at_the_end(panel, drawn, names)
     return png(figure, places)
 

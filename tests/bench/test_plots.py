@@ -102,6 +102,23 @@ def test_a_name_looks_the_same_in_every_panel_and_on_every_machine(monkeypatch):
     assert colors[2] == colors[3] == {name: colors[0][name] for name in ("FusedLIF", "snnTorch Leaky")}
 
 
+def test_a_quick_run_has_readable_axes(monkeypatch):
+    over = {"what": memory.OVER_TIME, "unit": "GB", "who": "STDL, lean"}
+    points = {1: 1.5, 2: 3.1, 4: 15.8}  # little more than a power of ten
+    rows = [row(**over, shape=f"512, T={T}", spread=Spread(gb, gb, gb)) for T, gb in points.items()]
+    (panel,) = drawn(monkeypatch, memory.plot, rows)
+    low, high = panel.get_ylim()
+    written = [
+        tick.get_text() for tick, y in zip(panel.get_yticklabels(), panel.get_yticks(), strict=True) if low < y < high
+    ]
+    assert written == ["2", "5", "10"]
+    assert not any(tick.get_text() for tick in panel.get_yticklabels(minor=True))
+    step = {"unit": "M neurons/s", "what": "forward and backward, exact, T=4"}
+    (panel,) = drawn(monkeypatch, kernels.plot, [row(**step, who="FusedLIF", shape="4×2^20")])
+    (end, _) = (panel.transData + panel.transAxes.inverted()).transform((2.0**20, 2))
+    assert 0.85 < end < 1, "a single point is far from its name"
+
+
 def test_other_dtypes_and_directions_are_not_drawn():
     step = {"unit": "M neurons/s", "shape": "1×2^10", "who": "FusedLIF"}
     assert kernels.plot([row(**step, what="forward, online, T=1")]) is None
