@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .memory.layers import SpikeConv2d
+from .memory.pieces import Carried, Piece, dense
 from .memory.spikes import is_spikes, mark_counts
 from .neurons import FusedLIF, has_hooks, hooks_of, reset_states
 
@@ -84,9 +85,13 @@ class ConvUnit(Unit):
         label = f"{self.out_channels}C{self.kernel}{_stride_label(self.conv_stride)}"
         return f"{label}-{pool_label(self.pool)}" if self.pool else label
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Carried) -> Tensor:
         spikes = self.neuron(output_of(self.norm, self.conv(x)))
         return self.pool(spikes) if self.pool else spikes
+
+    def pieces(self) -> tuple[Piece, ...]:
+        last = None if self.pool else self.neuron
+        return (Piece(self.forward, tuple(self.children()), reads_carried=True, ends_in=last),)
 
     def rebuild(self, in_channels: int, stride: int) -> ConvUnit:
         return ConvUnit(in_channels, self.out_channels, self.make_neuron, kernel=self.kernel, conv_stride=stride)
@@ -95,7 +100,7 @@ class ConvUnit(Unit):
 class Shortcut(nn.Sequential):
     """conv - norm, and a neuron where spikes are added."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Carried) -> Tensor:
         conv, norm, *neuron = self
         current = output_of(norm, conv(x))
         return neuron[0](current) if neuron else current
@@ -138,8 +143,27 @@ class ResidualBlock(Unit):
         return f"{self.out_channels}{self.letter}{_stride_label(self.stride)}"
 
     def forward(self, x: Tensor) -> Tensor:
-        current = output_of(self.norm2, self.conv2(self.neuron1(output_of(self.norm1, self.conv1(x)))))
-        return self.neuron2(self.add(current, self.shortcut(x) if self.shortcut else x))
+        return self.second_half(self.first_half(x), x)
+
+    def pieces(self) -> tuple[Piece, ...]:
+        first = self.conv1, self.norm1, self.neuron1
+        second = tuple(module for module in self.children() if module not in first)
+        return (
+            Piece(self.first_half, first, reads_carried=True, ends_in=self.neuron1),
+            Piece(self.second_half, second, takes=(1, 0), reads_carried=True, ends_in=self.last_neuron),
+        )
+
+    @property
+    def last_neuron(self) -> nn.Module | None:
+        """The neuron layer whose spikes are the block's output, if there is one."""
+        return self.neuron2
+
+    def first_half(self, x: Tensor | Carried) -> Tensor:
+        return self.neuron1(output_of(self.norm1, self.conv1(x)))
+
+    def second_half(self, spikes: Tensor | Carried, x: Tensor | Carried) -> Tensor:
+        current = output_of(self.norm2, self.conv2(spikes))
+        return self.neuron2(self.add(current, self.shortcut(x) if self.shortcut else dense(x)))
 
     def add(self, current: Tensor, shortcut: Tensor) -> Tensor:
         """Their sum; with memory "lean" over `current`, which batch norm does not need for its backward."""
@@ -158,14 +182,14 @@ class SEWBlock(ResidualBlock):
     """
 
     letter = "SEWR"
+    last_neuron = None  # the output is a sum
 
     def build_shortcut(self) -> nn.Sequential:
         return Shortcut(*super().build_shortcut(), after_norm(self.make_neuron))
 
-    def forward(self, x: Tensor) -> Tensor:
-        spikes = self.neuron1(output_of(self.norm1, self.conv1(x)))
+    def second_half(self, spikes: Tensor | Carried, x: Tensor | Carried) -> Tensor:
         spikes = output_of(self.neuron2, output_of(self.norm2, self.conv2(spikes)))
-        shortcut = self.shortcut(x) if self.shortcut else x
+        shortcut = self.shortcut(x) if self.shortcut else dense(x)
         counted = self.memory_form == "lean" and is_spikes(spikes) and is_spikes(shortcut)
         total = self.add(spikes, shortcut)
         return mark_counts(total) if counted else total

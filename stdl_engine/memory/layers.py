@@ -15,6 +15,7 @@ from torch._prims_common import suggest_memory_format
 from torch.nn.modules.utils import _pair
 
 from ..kernels.spike_conv import by_columns, is_weight_bound, spike_conv, spike_conv_weight_gradient, takes
+from .pieces import Carried, dense
 from .spikes import Bits, pack_saved, subsampled, unpack_saved
 
 
@@ -108,9 +109,10 @@ class SpikeConv2d(nn.Conv2d):
 
     memory_form: str | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Carried) -> Tensor:
+        x = dense(x)
         ordinary = self.bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
-        lean = self.memory_form == "lean" and ordinary and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        lean = self.memory_form == "lean" and ordinary and not torch.compiler.is_compiling()
         skips = self.kernel_size == (1, 1) and self.stride != (1, 1) and self.padding == (0, 0)
         if skips:  # it reads no other pixels; PyTorch's own kernel for it corrupts memory on some CPUs (docs/cpus.md)
             x = _Pixels.apply(x, *self.stride) if lean else x[:, :, :: self.stride[0], :: self.stride[1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import torch
@@ -37,6 +38,8 @@ class Neuron(nn.Module):
         membrane after reset. Same spikes and gradients to the last bit."""
         self.overwrite = False
         """Whether lean memory may write the spikes over the input; set by a unit that needs it for nothing else."""
+        self.stand_in: Callable[[Neuron, Tensor], Tensor] | None = None
+        """Called in place of a time step, where recomputation has a hand in it."""
 
     def step(self, x: Tensor, in_place: bool) -> Tensor:
         """Advance the state by one time step and return the spikes; with `in_place` over the old state."""
@@ -57,8 +60,14 @@ class Neuron(nn.Module):
         return x.requires_grad or any(p.requires_grad for p in self.parameters(recurse=False))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.stand_in is not None:
+            return self.stand_in(self, x)
         if self.step_mode == "m":
             return self.sequence(x) if len(x) else x.clone()
+        return self.advance(x)
+
+    def advance(self, x: Tensor) -> Tensor:
+        """One time step, from the state there is or from none."""
         self.prepare(x)
         return self.step(x, in_place=self.online)
 

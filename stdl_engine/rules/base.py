@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..memory.spikes import Kept, keep, restore, saving
+from ..memory.spikes import Kept, saving
 from ..memory.tracker import mark
 from ..neurons import borrowed, reset_states
 from ..planning.network import Network, check_model
@@ -25,7 +25,9 @@ from ..stream import subnetwork_major, time_major
 from .batch import check_batch, check_sample, split_frames
 from .checks import check_subnetworks, check_tensors
 from .finite import GuardedSteps
+from .flow import Flow
 from .inference import mean_logits
+from .recompute import OnlineStep
 
 MEMORY = ("lean", "paper")
 ORDERS = ("subnetwork", "time")
@@ -85,12 +87,14 @@ class Rule:
         memory: str = "lean",
         order: str | None = None,
         precision: str = "fp32",
+        recompute: str = "none",
         sequence: bool = False,
         plan: Plan | None = None,
     ) -> None:
         if memory not in MEMORY:
             raise ValueError(f"unknown memory {memory!r}: pass one of {', '.join(MEMORY)}.")
         self.model, self.memory, self.sequence = model, memory, sequence
+        self.recompute = recompute
         self.order = order or ("subnetwork" if memory == "lean" else "time")
         if self.order not in ORDERS:
             raise ValueError(f"unknown order {order!r}: pass one of {', '.join(ORDERS)}.")
@@ -166,6 +170,7 @@ class Rule:
         self._labels, self._steps, self._losses, self._logits = y.long(), T, {}, 0
         buffers = {part: [(b, b.clone()) for b in part.buffers()] for part in self.subnetworks}
         self._unfinished = list(self.subnetworks)
+        self._flows = {part: Flow(part, lean=self.memory == "lean") for part in self.subnetworks}
         with borrowed(self.modules(), training=True, online=self.online, memory=self.memory):
             try:
                 yield
@@ -177,7 +182,7 @@ class Rule:
             finally:
                 _set_gradients(gradients)
                 torch.clear_autocast_cache()
-                del self._labels, self._losses, self._logits, self._unfinished
+                del self._labels, self._losses, self._logits, self._unfinished, self._flows
 
     def autocast(self, device: str | None = None) -> contextlib.AbstractContextManager:
         """The context that computes in this rule's precision, on its own kind of device or on another."""
@@ -187,9 +192,29 @@ class Rule:
     def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
         """One time step of one subnetwork: forward, loss, and the gradient of this step added to the others."""
         mark(step=t, subnetwork=self.subnetworks.index(subnetwork))
+        if self.recompute != "none":
+            return self._learn_recomputing(subnetwork, x)
         output, loss = self.forward(subnetwork, x)
         self.backward(subnetwork, loss)
         return output
+
+    def _learn_recomputing(self, subnetwork: Subnetwork, x: Kept) -> Kept:
+        mark(phase="forward")
+        flow = self._flows[subnetwork]
+        step = OnlineStep(flow, [1] * len(flow.stages), self.device)
+        output, logits = step.forward(x)
+        logits = logits.detach().requires_grad_()
+        loss = self.loss(subnetwork, logits)
+        self.backward(subnetwork, loss)
+        step.backward(logits.grad)
+        return output
+
+    def loss(self, subnetwork, logits):
+        loss = cross_entropy(logits, self._labels) / self._steps
+        self._losses[subnetwork] = self._losses.get(subnetwork, 0) + loss.detach()
+        if subnetwork.is_last:
+            self._logits = self._logits + logits.detach()
+        return loss
 
     def backward(self, subnetwork: Subnetwork, loss: Tensor) -> None:
         """Add the gradient of a loss to a subnetwork's parameters, scaled if its precision asks for it."""
@@ -201,19 +226,12 @@ class Rule:
     def forward(self, subnetwork: Subnetwork, x: Kept) -> tuple[Kept, Tensor]:
         """Output of a subnetwork, cut from the graph and in its small form if lean, and its loss of this time step."""
         mark(phase="forward")
-        lean = self.memory == "lean"
         with saving(self.memory):
-            x = restore(x)
-            # Not subnetwork.units(x): a module's call holds its argument to the end, here each map dies with its unit.
-            for unit in subnetwork.units:
-                x = unit(x)
-            output = keep(x.detach()) if lean else x.detach()
-            for layer in subnetwork.classifier_layers():
-                x = layer(x)
-        loss = cross_entropy(x, self._labels) / self._steps
+            output, logits = self._flows[subnetwork].run(x)
+        loss = cross_entropy(logits, self._labels) / self._steps
         self._losses[subnetwork] = self._losses.get(subnetwork, 0) + loss.detach()
         if subnetwork.is_last:
-            self._logits = self._logits + x.detach()
+            self._logits = self._logits + logits.detach()
         return output, loss
 
     def finish(self, subnetwork: Subnetwork) -> None:

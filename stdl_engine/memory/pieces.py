@@ -1,0 +1,110 @@
+"""Pieces: the parts of a unit that run one after the other, and what goes from one to the next.
+
+A residual block reads its input twice, in its first convolution and where the shortcut is added. Run as a whole it
+would hold that map, dense, from the one to the other. Run as two pieces the map is handed over in its small form and
+made dense again for the second reader. Pieces are also what recomputation keeps or runs again.
+
+A unit says what its pieces are by a method `pieces()`; a unit without one is a single piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..neurons import has_hooks
+from .spikes import Kept, keep, restore
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a unit.
+
+    Attributes:
+        run: computes the output from the inputs.
+        modules: the layers that it runs; between them the pieces of a unit have each layer of the unit once.
+        takes: its inputs by number: 0 is the input of the unit, n the output of the unit's n-th piece.
+        reads_carried: whether `run` is given inputs as `Carried` and makes them dense itself, at the moment it needs
+            them. Otherwise it is given tensors.
+        ends_in: the neuron layer whose spikes are the output as they are, if there is such a layer.
+    """
+
+    run: Callable[..., Tensor]
+    modules: tuple[nn.Module, ...]
+    takes: tuple[int, ...] = (0,)
+    reads_carried: bool = False
+    ends_in: nn.Module | None = None
+
+
+def pieces_of(unit: nn.Module) -> tuple[Piece, ...]:
+    """The pieces of a unit. It is a single one, called as a module, if it names none, if a hook waits for the whole
+    unit, or if it is compiled as a whole."""
+    compiled = getattr(unit, "_compiled_call_impl", None) is not None
+    if compiled or has_hooks(unit) or not hasattr(unit, "pieces"):
+        return (Piece(unit, (unit,)),)
+    return tuple(replace(piece, reads_carried=False) if _is_watched(piece) else piece for piece in unit.pieces())
+
+
+def _is_watched(piece: Piece) -> bool:
+    """Whether a hook waits for one of its layers, and so for tensors."""
+    return piece.reads_carried and any(has_hooks(layer) for module in piece.modules for layer in module.modules())
+
+
+class Carried:
+    """A map on its way to the pieces that read it, `reads` times in all.
+
+    The first reader gets the map itself; for later ones it is made again from its small form, if it has one, so that
+    nothing dense is held in between. Gradients of all readers add up where the map was made.
+    """
+
+    def __init__(self, x: Kept, reads: int = 1, small: Kept | None = None) -> None:
+        """`small` is what the map is kept as, where that is known already."""
+        is_dense = isinstance(x, Tensor)
+        if is_dense and small is None and reads > 1:
+            small = keep(x)
+        self._reads = reads
+        self._dense = x if is_dense else None
+        self._small = (None if isinstance(small, Tensor) else small) if is_dense else x
+        self._way = _Way.apply(x) if is_dense and self._small is not None and x.requires_grad else None
+
+    def dense(self) -> Tensor:
+        """The map for one reader; it is held here no longer than it must be."""
+        self._reads -= 1
+        x = self._dense
+        if x is None:
+            return restore(self._small) if self._way is None else _Restored.apply(self._way, self._small)
+        if self._small is not None or self._reads <= 0:
+            self._dense = None
+        return x
+
+
+def dense(x: Tensor | Carried) -> Tensor:
+    """A piece's input as a tensor."""
+    return x if isinstance(x, Tensor) else x.dense()
+
+
+class _Way(torch.autograd.Function):
+    """Where gradients of a map go: of its shape, of no size."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.new_zeros(()).expand(x.shape)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return grad
+
+
+class _Restored(torch.autograd.Function):
+    """The map made dense from its small form."""
+
+    @staticmethod
+    def forward(ctx, way: Tensor, small: Kept) -> Tensor:
+        return restore(small)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None

@@ -1,0 +1,250 @@
+"""Running a piece a second time in backward, as if it had run once.
+
+What a piece keeps for backward is mostly its convolution's output. It need not be kept: from the piece's inputs, which
+are spikes and small, the piece runs again when its gradient is due. The second run must leave no trace: batch norm's
+running statistics are updated once, random numbers are drawn once, and hooks that only look see one run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch._guards import active_fake_mode
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..neurons import Neuron
+from .spikes import keep, restore
+
+
+class _Enter(torch.autograd.Function):
+    """A map where a graph begins: what comes back to it goes to `receive`. Nothing is kept."""
+
+    @staticmethod
+    def forward(ctx, anchor: Tensor, x: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
+        ctx.receive = receive
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[None, None, None]:
+        ctx.receive(grad)
+        return None, None, None
+
+
+def enter(x: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
+    """The map `x` as the beginning of a graph; `receive` is given its gradient, in parts if it is read more than once."""
+    anchor = torch.empty((), device=x.device, requires_grad=True)
+    return _Enter.apply(anchor, x, receive)
+
+
+class _Leave(torch.autograd.Function):
+    """Where a graph ends: a number to go back from, that stands for maps which need not be held till then."""
+
+    @staticmethod
+    def forward(ctx, give: Callable[[], Sequence[Tensor | None]], *maps: Tensor) -> Tensor:
+        ctx.give = give
+        return maps[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx, _: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.give()
+
+
+def leave(maps: Sequence[Tensor], give: Callable[[], Sequence[Tensor | None]]) -> Tensor:
+    """A number whose `backward()` goes back from all of `maps`, with the gradients that `give` then returns. They are
+    handed over: whoever gives them should hold them no longer."""
+    return _Leave.apply(give, *maps)
+
+
+class Gradients:
+    """Gradients of maps on their way to the piece that made each map."""
+
+    def __init__(self) -> None:
+        self._parts: dict[object, list[Tensor]] = defaultdict(list)
+
+    def receiver(self, key: object) -> Callable[[Tensor], None]:
+        """Takes a part of the gradient of one map."""
+        return lambda grad: self._parts[key].append(grad)
+
+    def settle(self) -> None:
+        """Add up what came in. To be called between backwards: within one, a part may be in use elsewhere too."""
+        for parts in self._parts.values():
+            while len(parts) > 1:
+                other = parts.pop()
+                parts[0] = parts[0].add_(other) if parts[0].dtype == other.dtype else parts[0] + other
+
+    def has(self, key: object) -> bool:
+        """Whether a gradient of a map has come."""
+        return bool(self._parts.get(key))
+
+    def take(self, key: object) -> Tensor | None:
+        """The gradient of a map, which is held here no longer."""
+        return next(iter(self._parts.pop(key, ())), None)
+
+
+class Firing:
+    """One online time step of a neuron layer inside a piece that runs without a graph.
+
+    Online a layer's gradient needs its state and nothing else, so the layer itself does not run again: the graph of its
+    step is recorded, and when the piece runs again the step is replayed from the record.
+    """
+
+    def __init__(self, *, unread: bool) -> None:
+        self.unread = unread
+        """Whether nobody reads the spikes of the second run."""
+        self._gradients: list[Tensor] = []
+
+    def record(self, neuron: Neuron, x: Tensor) -> Tensor:
+        """The time step, done for good."""
+        may_overwrite, neuron.overwrite = neuron.overwrite, False  # autograd has no such thing for the start of a graph
+        with torch.enable_grad():
+            try:
+                spikes = neuron.advance(enter(x, self._gradients.append))
+            finally:
+                neuron.overwrite = may_overwrite
+            given = self._gradients  # not self, which holds the graph: a ring would keep the state alive
+            self._root = leave([spikes], lambda: [given.pop()]) if spikes.requires_grad else None
+        spikes = spikes.detach()
+        self._small = spikes.new_zeros(()).expand(spikes.shape) if self.unread else keep(spikes)
+        return spikes
+
+    def replay(self, _: Neuron, x: Tensor) -> Tensor:
+        """The same spikes as a function of the input, for a gradient; the layer's state stays as it is."""
+        return _Replayed.apply(x, self)
+
+    def spikes(self) -> Tensor:
+        return restore(self._small)
+
+    def back(self, grad: Tensor) -> Tensor | None:
+        """The gradient of the step's input from that of its spikes."""
+        root, self._root = self._root, None
+        if root is None:
+            return None
+        self._gradients.append(grad)
+        del grad
+        root.backward()
+        return self._gradients.pop()
+
+
+class _Replayed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, firing: Firing) -> Tensor:
+        ctx.firing = firing
+        return firing.spikes()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, None]:
+        return ctx.firing.back(grad), None
+
+
+class Rerun:
+    """What it takes to run some modules again exactly as they ran once, on one device."""
+
+    def __init__(self, modules: Iterable[nn.Module], device: torch.device) -> None:
+        self.modules = list(dict.fromkeys(layer for module in modules for layer in module.modules()))
+        self.device = device
+        self._draws: dict[object, list[Tensor]] = {}
+        self._changing: set[int] = set()
+
+    @contextlib.contextmanager
+    def first(self, key: object) -> Iterator[None]:
+        """The first run; `key` is what to call it."""
+        before = random_state(self.device)
+        with _hooks_noted(self.modules, self._changing):
+            yield
+        if before and not all(map(torch.equal, before, random_state(self.device))):
+            self._draws[key] = before
+
+    @property
+    def draws(self) -> bool:
+        """Whether a first run has drawn random numbers."""
+        return bool(self._draws)
+
+    @contextlib.contextmanager
+    def again(self, key: object) -> Iterator[None]:
+        """The same run a second time: with the numbers it drew, and without a trace."""
+        now = random_state(self.device) if key in self._draws else None
+        if now is not None:
+            set_random_state(self._draws.pop(key), self.device)
+        try:
+            with _statistics_kept(self.modules), _hooks_muted(self.modules, self._changing):
+                yield
+        finally:
+            if now is not None:
+                set_random_state(now, self.device)
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """The state of the generators that layers on a device draw from; none where tensors are fake."""
+    if active_fake_mode() is not None:
+        return []
+    state = torch.default_generator.get_state()
+    return [state, torch.cuda.get_rng_state(device)] if device.type == "cuda" else [state]
+
+
+def set_random_state(state: list[Tensor], device: torch.device) -> None:
+    """Have the generators draw what they drew from there."""
+    torch.default_generator.set_state(state[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[1], device)
+
+
+@contextlib.contextmanager
+def _statistics_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside, batch norm does not update its running statistics; other buffers get their values back afterwards."""
+    norms = [m for m in modules if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
+    others = [b for m in modules if not isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)]
+    before = [b.clone() for b in others]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+        with torch.no_grad():
+            for buffer, value in zip(others, before, strict=True):
+                buffer.copy_(value)
+
+
+FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+@contextlib.contextmanager
+def _hooks_noted(modules: Sequence[nn.Module], changing: set[int]) -> Iterator[None]:
+    """Inside, forward hooks that return something, and so change what a layer gives, are noted in `changing`."""
+
+    def noting(number: int, hook: Callable) -> Callable:
+        def call(*args, **kwargs):
+            returned = hook(*args, **kwargs)
+            if returned is not None:
+                changing.add(number)
+            return returned
+
+        return call
+
+    tables = [getattr(m, name) for m in modules for name in FORWARD_HOOKS if getattr(m, name)]
+    before = [dict(table) for table in tables]
+    for table in tables:
+        table.update({number: noting(number, hook) for number, hook in table.items()})
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, before, strict=True):
+            table.update({number: hook for number, hook in hooks.items() if number in table})
+
+
+@contextlib.contextmanager
+def _hooks_muted(modules: Sequence[nn.Module], changing: set[int]) -> Iterator[None]:
+    """Inside, only those forward hooks are called that change what a layer gives."""
+    tables = [(m, name, getattr(m, name)) for m in modules for name in FORWARD_HOOKS if getattr(m, name)]
+    for module, name, table in tables:
+        setattr(module, name, type(table)((number, hook) for number, hook in table.items() if number in changing))
+    try:
+        yield
+    finally:
+        for module, name, table in tables:
+            setattr(module, name, table)

@@ -1,0 +1,68 @@
+"""A subnetwork as the row of its pieces, with what each one reads and until when it is needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..memory.pieces import Carried, Piece, dense, pieces_of
+from ..memory.spikes import Kept, keep
+from ..memory.tracker import mark
+from ..planning.subnetworks import Subnetwork
+from ..units import label_of
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A piece in its place: the maps it reads, by number, and the unit it belongs to. Map 0 is the subnetwork's input,
+    map n the output of its n-th stage."""
+
+    piece: Piece
+    reads: tuple[int, ...]
+    unit: str
+
+    def run(self, inputs: Sequence[Carried]) -> Tensor:
+        """The output, from the maps that the stage reads."""
+        mark(unit=self.unit)
+        if not self.piece.reads_carried:
+            return self.piece.run(*map(dense, inputs))
+        return self.piece.run(*inputs)
+
+
+class Flow:
+    """The stages of a subnetwork, its auxiliary network or head included.
+
+    Attributes:
+        stages: in the order they run. In lean memory they are pieces, in the plain form whole units.
+        boundary: the number of the map that goes on to the next subnetwork.
+        readers: how many stages read each map.
+    """
+
+    def __init__(self, subnetwork: Subnetwork, *, lean: bool) -> None:
+        self.stages: list[Stage] = []
+        self.lean = lean
+        self._append(subnetwork.units)
+        self.boundary = len(self.stages)
+        self._append(subnetwork.classifier_layers())
+        self.readers = Counter(number for stage in self.stages for number in stage.reads)
+
+    def _append(self, layers: Iterable[nn.Module]) -> None:
+        for layer in layers:
+            first = len(self.stages)  # the number of the map that the layer reads
+            for piece in pieces_of(layer) if self.lean else (Piece(layer, (layer,)),):
+                reads = tuple(first + number for number in piece.takes)
+                self.stages.append(Stage(piece, reads, label_of(layer)))
+
+    def run(self, x: Kept) -> tuple[Kept, Tensor]:
+        """The map for the next subnetwork, cut from the graph and in its small form if lean, and the logits."""
+        maps, output = [Carried(x, self.readers[0])], x
+        for number, stage in enumerate(self.stages, 1):
+            y = stage.run([maps[number] for number in stage.reads])
+            if number == self.boundary:
+                output = keep(y.detach()) if self.lean else y.detach()
+            maps.append(Carried(y, self.readers[number]))
+            del y  # from here on it is held only as long as a stage has to read it
+        return output, maps[-1].dense()
