@@ -14,10 +14,22 @@ with extra("train"):
     from .embedded import digits, digits_events
     from .events import cifar10_dvs, gait_day_dvs, har_dvs, n_mnist
     from .folders import folder
+    from .identity import fingerprint
     from .loader import Batches
+    from .split import split_off
     from .static import cifar10, cifar100, imagenet, svhn
 
-__all__ = ["DATASETS", "BadSampleError", "Batches", "Dataset", "FileSource", "MemorySource", "load_dataset"]
+__all__ = [
+    "DATASETS",
+    "BadSampleError",
+    "Batches",
+    "Dataset",
+    "FileSource",
+    "MemorySource",
+    "fingerprint",
+    "load_dataset",
+    "split_off",
+]
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,6 +44,8 @@ class MemorySource:
     labels: Tensor
     """[N], int64."""
     prepare: Preparation
+    rows: Tensor | None = None
+    """Where in `samples` these are, for a part that shares them with another; by default all of them, in order."""
     bad_samples: tuple[Path, ...] = ()
     """Files that were left out because they could not be read."""
 
@@ -52,7 +54,13 @@ class MemorySource:
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """The samples at `indices`, augmented if there is a generator to do it with."""
-        return self.prepare(self.samples[indices], generator), self.labels[indices]
+        rows = indices if self.rows is None else self.rows[indices]
+        return self.prepare(self.samples[rows], generator), self.labels[indices]
+
+    def only(self, indices: Tensor) -> MemorySource:
+        """The source of these samples alone, which stay where they are."""
+        rows = indices if self.rows is None else self.rows[indices]
+        return replace(self, labels=self.labels[indices], rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +83,15 @@ class FileSource:
 
     def __len__(self) -> int:
         return len(self.files)
+
+    @property
+    def labels(self) -> Tensor:
+        """[N], int64."""
+        return torch.tensor([label for _, label in self.files], dtype=torch.int64)
+
+    def only(self, indices: Tensor) -> FileSource:
+        """The source of these samples alone."""
+        return replace(self, files=[self.files[index] for index in indices.tolist()])
 
     def sample(self, index: int, generator: torch.Generator | None) -> tuple[Tensor, int]:
         """One prepared sample and its label, augmented if there is a generator to do it with."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .base import BadSampleError, read_checked
-from .files import Files, fingerprint, read_json, write_json
+from .files import Files, read_json, state_of, write_json
 from .frames import integrate
 from .progress import progress
 from .recordings import Events
@@ -53,7 +53,7 @@ def cached_frames(
     steps, height, width = shape
     folder = root / f"frames_T{steps}"
     data, manifest = folder / f"{split}.bin", folder / f"{split}.json"
-    source = fingerprint((path for path, _ in files), root)
+    source = state_of((path for path, _ in files), root)
     entry = read_json(manifest)
     if entry.get("source") != source or not _intact(data, entry):
         entry = {"source": source, **_convert(files, read, shape, data, root, on_bad_sample)}

@@ -59,7 +59,7 @@ def require_same_classes(root: Path, train: Sequence[str], test: Sequence[str]) 
         )
 
 
-def fingerprint(paths: Iterable[Path], root: Path) -> str:
+def state_of(paths: Iterable[Path], root: Path) -> str:
     """Changes when one of these files is added, removed, renamed or written."""
     digest = hashlib.sha256()
     for path in paths:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchvision.datasets.utils import check_integrity
 
 from .base import BadSampleError, read_checked
-from .files import fingerprint, read_json, write_json
+from .files import read_json, state_of, write_json
 from .frames import check_inside
 from .progress import progress
 
@@ -55,7 +55,7 @@ def build_frames(kind: type, root: Path, steps: int, on_bad_sample: str) -> tupl
     paths = sorted(recordings.rglob("*.npz"))
     if not paths:
         raise ValueError(f"the folder {recordings} has no recordings: it must hold <class>/*.npz.")
-    source = fingerprint(paths, root)
+    source = state_of(paths, root)
     entry = read_json(marker)
     if entry.get("source") != source or entry.get("size") != _size(frames):
         marker.unlink(missing_ok=True)
