@@ -8,11 +8,11 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from .base import Dataset, FileSource, MemorySource
+from .base import Dataset, Source
 from .loader import generator_for
 
 
-def split_off(data: Dataset, share: float, seed: int = 0) -> tuple[Dataset, MemorySource | FileSource]:
+def split_off(data: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Source]:
     """The dataset without that share of its training samples, and a source of those, which are never augmented.
 
     Every class gives its share, to the nearest sample, and keeps at least one. The same data, share and seed give the
