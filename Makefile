@@ -6,6 +6,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WHEEL_VENV := .venv-wheel
 WHEEL_PIP := $(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check --quiet
 CODE := kernels stdl_engine bench examples tests
+# A run that takes too long is interrupted, and so prints what failed and what was still running; then it is killed.
+WATCHDOG := timeout --foreground --signal=INT --kill-after=60
+# worksteal, not loadfile or loadscope: those give a test that killed its worker to the next one, and may then wait for ever.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: help setup test test-wheel lint format bench bench-full bench-compare demo clean
 
@@ -26,7 +30,7 @@ $(VENV)/ready-bench: $(VENV)/ready
 	@touch $@
 
 test: setup  ## run the tests
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(WATCHDOG) 30m $(BIN)/python -m pytest $(PARALLEL)
 
 test-wheel: setup  ## build the wheel, install it into a clean environment, and use it in an empty folder
 	rm -rf build dist $(WHEEL_VENV)

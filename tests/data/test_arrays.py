@@ -121,12 +121,15 @@ def test_the_papers_augmentation_is_for_colour_images_in_bytes(save, shape, dtyp
             {"x_train": np.zeros((20, 32, 32, 3), np.int64)},
             r"x_train has dtype int64: store images as uint8 or float32",
         ),
-        ({"x_train": np.full((20, 32, 32, 3), np.nan)}, r"x_train has values that are not finite: replace them\."),
+        (
+            {"x_train": np.full((20, 32, 32, 3), np.nan)},
+            r"x_train has values that are not finite in float32: replace them\.",
+        ),
         (
             {"x_test": np.zeros((7, 28, 28, 3), np.uint8)},
             r"images of 3 × 32 × 32 in uint8 and x_test of 3 × 28 × 28 in",
         ),
-        ({"y_train": np.arange(19) % 4}, r"y_train has 19 labels for 20 images: store one for each\."),
+        ({"y_train": np.arange(19) % 4}, r"y_train has 19 labels for 20 samples: store one for each\."),
         (
             {"y_train": np.arange(20) / 4},
             r"y_train has shape \(20,\) and dtype float64: store one whole number a sample",

@@ -125,6 +125,6 @@ def test_real_recordings(tmp_path):
     assert counts.sum(0).tolist() == [path.stat().st_size / 5 for path in paths]
     assert y.tolist() == [int(path.parent.name) for path in paths]
     events = load_ATIS_bin(paths[32])  # SpikingJelly's reader of the format
-    for ours, theirs in zip(read_bin(paths[32]), (events["x"], events["y"], events["p"]), strict=True):
-        assert np.array_equal(ours, theirs)
+    for name in "txyp":
+        assert np.array_equal(getattr(read_bin(paths[32]), name), events[name])
     assert torch.equal(x[:, 32], counted(events, 6, 34, 34))
