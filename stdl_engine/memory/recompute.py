@@ -17,6 +17,7 @@ from torch._guards import active_fake_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..neurons import Neuron
+from .pieces import Carried
 from .spikes import keep, restore
 
 
@@ -38,6 +39,16 @@ def enter(x: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
     """The map `x` as the beginning of a graph; `receive` is given its gradient, in parts if it is read more than once."""
     anchor = torch.empty((), device=x.device, requires_grad=True)
     return _Enter.apply(anchor, x, receive)
+
+
+class Entering(Carried):
+    """A map on its way to a piece whose graph begins there."""
+
+    def __init__(self, carried: Carried, receive: Callable[[Tensor], None]) -> None:
+        self._carried, self._receive = carried, receive
+
+    def dense(self) -> Tensor:
+        return enter(self._carried.dense(), self._receive)
 
 
 class _Leave(torch.autograd.Function):
@@ -75,10 +86,6 @@ class Gradients:
             while len(parts) > 1:
                 other = parts.pop()
                 parts[0] = parts[0].add_(other) if parts[0].dtype == other.dtype else parts[0] + other
-
-    def has(self, key: object) -> bool:
-        """Whether a gradient of a map has come."""
-        return bool(self._parts.get(key))
 
     def take(self, key: object) -> Tensor | None:
         """The gradient of a map, which is held here no longer."""
@@ -158,17 +165,14 @@ class Rerun:
         if before and not all(map(torch.equal, before, random_state(self.device))):
             self._draws[key] = before
 
-    @property
-    def draws(self) -> bool:
-        """Whether a first run has drawn random numbers."""
-        return bool(self._draws)
-
     @contextlib.contextmanager
-    def again(self, key: object) -> Iterator[None]:
-        """The same run a second time: with the numbers it drew, and without a trace."""
-        now = random_state(self.device) if key in self._draws else None
-        if now is not None:
-            set_random_state(self._draws.pop(key), self.device)
+    def again(self, key: object, *, keep_draws: bool = False) -> Iterator[None]:
+        """The same run another time: with the numbers it drew, which are kept if it is not the last time, and without
+        a trace."""
+        drawn = self._draws.get(key) if keep_draws else self._draws.pop(key, None)
+        now = random_state(self.device) if drawn else None
+        if drawn:
+            set_random_state(drawn, self.device)
         try:
             with _statistics_kept(self.modules), _hooks_muted(self.modules, self._changing):
                 yield

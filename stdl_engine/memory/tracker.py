@@ -7,14 +7,13 @@ takes and gives back inside itself is not seen. On CUDA the caching allocator co
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -172,24 +171,8 @@ def is_tracking() -> bool:
     return bool(_active)
 
 
-@contextlib.contextmanager
-def units_marked(units: Iterable[nn.Module], label: Callable[[nn.Module], str]) -> Iterator[None]:
-    """While the context lasts, forward and backward of each unit mark its name in the trace, and backward the time step
-    it belongs to."""
-
-    def backward_begins(name: str, step: int | None) -> Callable:
-        return lambda *_: mark(unit=name, step=step)  # holds no tensor, which would change what is measured
-
-    def forward_ends(unit: nn.Module, _, output: Tensor) -> None:
-        if output.grad_fn is not None and _active:
-            output.grad_fn.register_prehook(backward_begins(label(unit), _active[-1].place.step))
-
-    handles = []
-    for unit in units:
-        handles.append(unit.register_forward_pre_hook(lambda unit, _: mark(unit=label(unit))))
-        handles.append(unit.register_forward_hook(forward_ends))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def mark_backward(output: Tensor, unit: str) -> None:
+    """Have backward mark this unit, and the time step that is marked now, when it comes to what made `output`."""
+    if _active and output.grad_fn is not None:
+        step = _active[-1].place.step  # no tensor, which would change what is measured
+        output.grad_fn.register_prehook(lambda *_: mark(unit=unit, step=step))

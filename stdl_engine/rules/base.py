@@ -88,13 +88,14 @@ class Rule:
         order: str | None = None,
         precision: str = "fp32",
         recompute: str = "none",
+        segment: int | None = None,
         sequence: bool = False,
         plan: Plan | None = None,
     ) -> None:
         if memory not in MEMORY:
             raise ValueError(f"unknown memory {memory!r}: pass one of {', '.join(MEMORY)}.")
         self.model, self.memory, self.sequence = model, memory, sequence
-        self.recompute = recompute
+        self.recompute, self.segment = recompute, segment
         self.order = order or ("subnetwork" if memory == "lean" else "time")
         if self.order not in ORDERS:
             raise ValueError(f"unknown order {order!r}: pass one of {', '.join(ORDERS)}.")
@@ -171,6 +172,8 @@ class Rule:
         buffers = {part: [(b, b.clone()) for b in part.buffers()] for part in self.subnetworks}
         self._unfinished = list(self.subnetworks)
         self._flows = {part: Flow(part, lean=self.memory == "lean") for part in self.subnetworks}
+        level = {"none": 0, "all": 1, "twice": 2}[self.recompute]
+        self._levels = {part: [level] * len(flow.stages) for part, flow in self._flows.items()}
         with borrowed(self.modules(), training=True, online=self.online, memory=self.memory):
             try:
                 yield
@@ -182,7 +185,7 @@ class Rule:
             finally:
                 _set_gradients(gradients)
                 torch.clear_autocast_cache()
-                del self._labels, self._losses, self._logits, self._unfinished, self._flows
+                del self._labels, self._losses, self._logits, self._unfinished, self._flows, self._levels
 
     def autocast(self, device: str | None = None) -> contextlib.AbstractContextManager:
         """The context that computes in this rule's precision, on its own kind of device or on another."""
@@ -191,30 +194,44 @@ class Rule:
 
     def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
         """One time step of one subnetwork: forward, loss, and the gradient of this step added to the others."""
-        mark(step=t, subnetwork=self.subnetworks.index(subnetwork))
-        if self.recompute != "none":
-            return self._learn_recomputing(subnetwork, x)
-        output, loss = self.forward(subnetwork, x)
-        self.backward(subnetwork, loss)
+        mark(step=t, subnetwork=self.subnetworks.index(subnetwork), phase="forward")
+        levels = self._levels[subnetwork]
+        if not any(levels):
+            output, loss = self.forward(subnetwork, x)
+            self.backward(subnetwork, loss)
+            return output
+        step = OnlineStep(self._flows[subnetwork], levels, self.device)
+        output, logits = step.forward(x, t)
+        self.note(subnetwork, logits)
+        step.backward(self.gradient(subnetwork, logits))
         return output
 
-    def _learn_recomputing(self, subnetwork: Subnetwork, x: Kept) -> Kept:
-        mark(phase="forward")
-        flow = self._flows[subnetwork]
-        step = OnlineStep(flow, [1] * len(flow.stages), self.device)
-        output, logits = step.forward(x)
-        logits = logits.detach().requires_grad_()
-        loss = self.loss(subnetwork, logits)
-        self.backward(subnetwork, loss)
-        step.backward(logits.grad)
-        return output
+    def forward(self, subnetwork: Subnetwork, x: Kept) -> tuple[Kept, Tensor]:
+        """Output of a subnetwork, cut from the graph and in its small form if lean, and its loss of this time step."""
+        with saving(self.memory):
+            output, logits = self._flows[subnetwork].run(x)
+        loss = self.loss(logits)
+        self.note(subnetwork, logits, loss)
+        return output, loss
 
-    def loss(self, subnetwork, logits):
-        loss = cross_entropy(logits, self._labels) / self._steps
-        self._losses[subnetwork] = self._losses.get(subnetwork, 0) + loss.detach()
+    def loss(self, logits: Tensor) -> Tensor:
+        """The loss of one time step."""
+        return cross_entropy(logits, self._labels) / self._steps
+
+    def note(self, subnetwork: Subnetwork, logits: Tensor, loss: Tensor | None = None) -> None:
+        """Add a time step to what the training step gives."""
+        logits = logits.detach()
+        loss = self.loss(logits) if loss is None else loss.detach()
+        self._losses[subnetwork] = self._losses.get(subnetwork, 0) + loss
         if subnetwork.is_last:
-            self._logits = self._logits + logits.detach()
-        return loss
+            self._logits = self._logits + logits
+
+    def gradient(self, subnetwork: Subnetwork, logits: Tensor) -> Tensor:
+        """The gradient of the loss of one time step, scaled if the precision asks for it."""
+        logits = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            self.backward(subnetwork, self.loss(logits))
+        return logits.grad
 
     def backward(self, subnetwork: Subnetwork, loss: Tensor) -> None:
         """Add the gradient of a loss to a subnetwork's parameters, scaled if its precision asks for it."""
@@ -222,17 +239,6 @@ class Rule:
         if self.scalers:
             loss = self.scalers[self.subnetworks.index(subnetwork)].scale(loss)
         loss.backward()
-
-    def forward(self, subnetwork: Subnetwork, x: Kept) -> tuple[Kept, Tensor]:
-        """Output of a subnetwork, cut from the graph and in its small form if lean, and its loss of this time step."""
-        mark(phase="forward")
-        with saving(self.memory):
-            output, logits = self._flows[subnetwork].run(x)
-        loss = cross_entropy(logits, self._labels) / self._steps
-        self._losses[subnetwork] = self._losses.get(subnetwork, 0) + loss.detach()
-        if subnetwork.is_last:
-            self._logits = self._logits + logits.detach()
-        return output, loss
 
     def finish(self, subnetwork: Subnetwork) -> None:
         """After all time steps of a subnetwork: its optimizer steps, its gradients and states are freed."""

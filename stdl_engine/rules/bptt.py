@@ -6,7 +6,7 @@ from ..memory.spikes import Kept
 from ..memory.tracker import mark
 from ..planning.subnetworks import Subnetwork
 from .base import Rule
-from .recompute import ExactSteps
+from .through_time import ExactSteps
 
 
 class BPTT(Rule):
@@ -15,33 +15,26 @@ class BPTT(Rule):
     online = False
 
     def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
-        mark(step=t, subnetwork=0)
-        if self.recompute != "none":
-            self._frames = [x] if t == 0 else [*self._frames, x]
+        mark(step=t, subnetwork=0, phase="forward")
+        if any(self._levels[subnetwork]):  # stages take all time steps together, when they are all there
+            self._frames = [*(self._frames if t else ()), x]
             return x
         output, loss = self.forward(subnetwork, x)
         self._total = loss if t == 0 else self._total + loss
         return output
 
     def finish(self, subnetwork: Subnetwork) -> None:
-        if self.recompute != "none":
-            self._recomputing(subnetwork)
-            super().finish(subnetwork)
-            return
-        self.backward(subnetwork, self._total)
-        del self._total
+        if any(self._levels[subnetwork]):
+            self._learn_recomputing(subnetwork)
+        else:
+            self.backward(subnetwork, self._total)
+            del self._total
         super().finish(subnetwork)
 
-    def _recomputing(self, subnetwork):
-        flow = self._flows[subnetwork]
-        level, _, segment = self.recompute.partition("/")
-        steps = ExactSteps(flow, [int(level)] * len(flow.stages), self.device, int(segment) if segment else None)
+    def _learn_recomputing(self, subnetwork: Subnetwork) -> None:
+        steps = ExactSteps(self._flows[subnetwork], self._levels[subnetwork], self.device, self.segment)
         logits = steps.forward(self._frames)
         del self._frames
-
-        def gradient(t):
-            leaf = logits[t].detach().requires_grad_()
-            self.backward(subnetwork, self.loss(subnetwork, leaf))
-            return leaf.grad
-
-        steps.backward(gradient)
+        for of_step in logits:
+            self.note(subnetwork, of_step)
+        steps.backward(lambda t: self.gradient(subnetwork, logits[t]))

@@ -1,4 +1,4 @@
-"""A subnetwork as the row of its pieces, with what each one reads and until when it is needed."""
+"""A subnetwork as the row of its pieces, with what each one reads and how often it is read."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from torch import Tensor, nn
 
 from ..memory.pieces import Carried, Piece, dense, pieces_of
 from ..memory.spikes import Kept, keep
-from ..memory.tracker import mark
+from ..memory.tracker import mark, mark_backward
 from ..planning.subnetworks import Subnetwork
 from ..units import label_of
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A piece in its place: the maps it reads, by number, and the unit it belongs to. Map 0 is the subnetwork's input,
-    map n the output of its n-th stage."""
+    """A piece in its place.
+
+    Attributes:
+        reads: the maps it reads, by number. Map 0 is the subnetwork's input, map n the output of its n-th stage.
+        name: the number and label of its layer in the subnetwork and, where the layer has several pieces, which one:
+            "0:64C3", "1:64R.2".
+    """
 
     piece: Piece
     reads: tuple[int, ...]
-    unit: str
+    name: str
 
     def run(self, inputs: Sequence[Carried]) -> Tensor:
         """The output, from the maps that the stage reads."""
-        mark(unit=self.unit)
+        mark(unit=self.name)
         if not self.piece.reads_carried:
             return self.piece.run(*map(dense, inputs))
         return self.piece.run(*inputs)
@@ -44,23 +49,25 @@ class Flow:
     def __init__(self, subnetwork: Subnetwork, *, lean: bool) -> None:
         self.stages: list[Stage] = []
         self.lean = lean
-        self._append(subnetwork.units)
+        self._append(subnetwork.units, 0)
         self.boundary = len(self.stages)
-        self._append(subnetwork.classifier_layers())
+        self._append(subnetwork.classifier_layers(), len(subnetwork.units))
         self.readers = Counter(number for stage in self.stages for number in stage.reads)
 
-    def _append(self, layers: Iterable[nn.Module]) -> None:
-        for layer in layers:
-            first = len(self.stages)  # the number of the map that the layer reads
-            for piece in pieces_of(layer) if self.lean else (Piece(layer, (layer,)),):
-                reads = tuple(first + number for number in piece.takes)
-                self.stages.append(Stage(piece, reads, label_of(layer)))
+    def _append(self, layers: Iterable[nn.Module], first_layer: int) -> None:
+        for number, layer in enumerate(layers, first_layer):
+            before = len(self.stages)  # the number of the map that the layer reads
+            pieces = pieces_of(layer) if self.lean else (Piece(layer, (layer,)),)
+            for place, piece in enumerate(pieces, 1):
+                name = f"{number}:{label_of(layer)}" + (f".{place}" if len(pieces) > 1 else "")
+                self.stages.append(Stage(piece, tuple(before + taken for taken in piece.takes), name))
 
     def run(self, x: Kept) -> tuple[Kept, Tensor]:
         """The map for the next subnetwork, cut from the graph and in its small form if lean, and the logits."""
         maps, output = [Carried(x, self.readers[0])], x
         for number, stage in enumerate(self.stages, 1):
-            y = stage.run([maps[number] for number in stage.reads])
+            y = stage.run([maps[read] for read in stage.reads])
+            mark_backward(y, stage.name)
             if number == self.boundary:
                 output = keep(y.detach()) if self.lean else y.detach()
             maps.append(Carried(y, self.readers[number]))

@@ -17,11 +17,11 @@ from stdl_engine.memory.tracker import (
     is_tracking,
     mark,
     note_saved,
-    units_marked,
 )
 from stdl_engine.models import build_model
 from stdl_engine.planning.planner import measure
 from stdl_engine.rules import BPTT, SLTT, STDL
+from stdl_engine.rules.flow import Flow
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -147,7 +147,7 @@ def test_holds_no_model_alive():
     watched = [weakref.ref(p) for p in model.parameters()]
     tracker = Tracker()
     tracker.follow(model.parameters())
-    with tracker, units_marked(model, lambda unit: unit.label):
+    with tracker:
         model(torch.randn(2, 3, 16, 16))
         del model
     assert {reference() for reference in watched} == {None}
@@ -193,12 +193,10 @@ def test_marks_stay_until_changed():
 
 def traced(rule, x, y, T):
     """The trace of a step, its units named by their place ("1.0": first unit of the second subnetwork)."""
-    names = {}
-    for number, part in enumerate(rule.subnetworks):
-        names |= {unit: f"{number}.{place}" for place, unit in enumerate((*part.units, *part.classifier_layers()))}
-    with units_marked(names, names.__getitem__), Tracker(trace=True) as tracker:
+    names = [[stage.name for stage in Flow(part, lean=rule.memory == "lean").stages] for part in rule.subnetworks]
+    with Tracker(trace=True) as tracker:
         rule.step(x, y, T)
-    return list(names.values()), tracker
+    return names, tracker
 
 
 def visited(tracker):
@@ -219,7 +217,7 @@ def test_a_local_rule_goes_forward_and_back_through_each_subnetwork_in_every_ste
     names, tracker = traced(rule, x, y, 2)
     expected = []
     for number in range(3):
-        own = [name for name in names if name.startswith(f"{number}.")]
+        own = names[number]
         for step in range(2):
             expected += [(step, number, "forward", name) for name in own]
             expected += [(step, number, "backward", name) for name in reversed(own)]
@@ -232,14 +230,15 @@ def test_time_major_visits_every_subnetwork_in_each_step():
     rule, x, y = made(STDL, "paper", budget="published")
     names, tracker = traced(rule, x, y, 2)
     seen = visited(tracker)
-    for step, name, phase in itertools.product(range(2), names, ("forward", "backward")):
-        assert (step, int(name[0]), phase, name) in seen
+    for number, own in enumerate(names):
+        for step, name, phase in itertools.product(range(2), own, ("forward", "backward")):
+            assert (step, number, phase, name) in seen
     assert [step for step, _ in itertools.groupby(place[0] for place in seen)] == [0, 1]
 
 
 def test_sltt_goes_back_in_every_step():
     rule, x, y = made(SLTT, "lean")
-    names, tracker = traced(rule, x, y, 2)
+    (names,), tracker = traced(rule, x, y, 2)
     forth = [(step, 0, "forward", name) for step in range(2) for name in names]
     back = [(step, 0, "backward", name) for step in range(2) for name in reversed(names)]
     count = len(names)
@@ -250,7 +249,7 @@ def test_sltt_goes_back_in_every_step():
 def test_bptt_goes_back_through_time(memory):
     """Backward is after the last step, and each part of it belongs to the step whose forward it undoes."""
     rule, x, y = made(BPTT, memory)
-    names, tracker = traced(rule, x, y, 3)
+    (names,), tracker = traced(rule, x, y, 3)
     forth = [(step, 0, "forward", name) for step in range(3) for name in names]
     back = [(step, 0, "backward", name) for step in reversed(range(3)) for name in reversed(names)]
     seen = visited(tracker)
@@ -260,14 +259,13 @@ def test_bptt_goes_back_through_time(memory):
     assert units == [place for place in back if place[3] != names[-1]]
 
 
-def test_marking_units_changes_no_peak_and_leaves_no_hook():
+def test_a_trace_changes_no_peak():
     rule, x, y = made(STDL, "lean", budget="published")
     rule.step(x, y, 1)
     with Tracker() as plain:
         rule.step(x, y, 2)
     _, tracker = traced(rule, x, y, 2)
     assert tracker.peak == plain.peak
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in rule.modules())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

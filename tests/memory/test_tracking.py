@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from stdl_engine.memory.tracker import CudaTracker, Tracker, mark, units_marked
+from stdl_engine.memory.tracker import CudaTracker, Tracker, mark
 from stdl_engine.models import build_model
 from stdl_engine.rules import STDL
 from stdl_engine.units import label_of
@@ -82,15 +82,15 @@ def test_trace_of_a_training_step():
     model = build_model("resnet18", width=0.0625)
     x, y = torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
     rule = STDL(model, functools.partial(torch.optim.SGD, lr=0.1), x, budget="published")
-    units = [unit for part in rule.subnetworks for unit in (*part.units, *part.classifier_layers())]
-    with units_marked(units, label_of), Tracker(trace=True) as tracker:
+    with Tracker(trace=True) as tracker:
         rule.step(x, y, 2)
-    seen = {(e.place.step, e.place.subnetwork, e.place.phase, e.place.unit) for e in tracker.trace}
+    places = [e.place for e in tracker.trace if e.place.unit]
+    seen = {(p.step, p.subnetwork, p.phase, p.unit.partition(".")[0]) for p in places}
     for number, part in enumerate(rule.subnetworks):
-        for unit in (*part.units, *part.classifier_layers()):
+        for place, unit in enumerate((*part.units, *part.classifier_layers())):
             for phase in ("forward", "backward"):
                 for step in range(2):
-                    assert (step, number, phase, label_of(unit)) in seen
+                    assert (step, number, phase, f"{place}:{label_of(unit)}") in seen
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

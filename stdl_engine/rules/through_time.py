@@ -1,0 +1,164 @@
+"""Backpropagation through time in which pieces run again: exact gradients, in memory that the levels decide.
+
+Forward, each stage runs all its time steps before the next stage begins. Backward goes through time in segments, the
+last one first, and through each segment stage by stage: gradients between stages, and whatever a stage computes again,
+are those of one segment. From one segment to the one before it go the states at its beginning and their gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..memory.pieces import Carried
+from ..memory.recompute import enter
+from ..memory.spikes import Kept, keep, saving
+from ..memory.tracker import mark
+from ..neurons import Neuron
+from .flow import Flow
+from .recompute import Recomputation, StageRuns
+
+States = list[dict[str, Tensor]]
+"""Of each neuron layer of a stage, its state by name; nothing before the first time step."""
+
+
+class ExactSteps(Recomputation):
+    """All time steps of a network, with gradients through time."""
+
+    def __init__(self, flow: Flow, levels: Sequence[int], device: torch.device, segment: int | None = None) -> None:
+        """`segment` is how many time steps backward takes together; all, if none is given."""
+        super().__init__(flow, levels, device)
+        self.segment = segment
+        self.snapshots: dict[tuple[int, int], States] = {}
+        """By stage and first time step of a segment, the states before it."""
+
+    def forward(self, frames: Sequence[Kept]) -> list[Tensor]:
+        """The logits of every time step."""
+        T = len(frames)
+        self.segments = [range(T)[first : first + (self.segment or T)] for first in range(0, T, self.segment or T)]
+        self.maps: list[list[Kept | None]] = [list(frames), *([None] * T for _ in self.runs)]
+        if draws_random_numbers(self.flow):  # in the order in which they are drawn without recomputation
+            for t in range(T):
+                for run in self.runs:
+                    self._first(run, t)
+        else:
+            for run in self.runs:
+                for t in range(T):
+                    self._first(run, t)
+                self._forget(run)
+        for run in self.runs:
+            self._forget(run)
+        torch.clear_autocast_cache()  # weights in low precision that were cast without a graph would have no gradient
+        logits = self.maps[-1]
+        self.maps = [steps if self.is_read_again(number) else [None] * T for number, steps in enumerate(self.maps)]
+        return logits
+
+    def backward(self, gradient: Callable[[int], Tensor]) -> None:
+        """Add up the gradients of all parameters; `gradient` gives that of the logits of a time step."""
+        for steps in reversed(self.segments):
+            for t in steps:
+                self.gradients.receiver((len(self.runs), t))(gradient(t))
+            for run in reversed(self.runs):
+                for t in steps:
+                    self.maps[run.number][t] = None
+                go_back = self._back_step_by_step if run.level == 2 else self._back
+                go_back(run, steps)
+                torch.clear_autocast_cache()
+
+    def _first(self, run: StageRuns, t: int) -> None:
+        mark(step=t, phase="forward")
+        if run.level and t and any(t == steps[0] for steps in self.segments):
+            self.snapshots[run.number, t] = [
+                {name: state.clone() for name, state in states.items()} for states in _states(run.neurons)
+            ]
+        with run.rerun.first(t):
+            if run.level:
+                with torch.no_grad(), _in_place(run.neurons):
+                    y = run.stage.run(self._carried(run, t))
+            else:
+                y = self._with_graph(run, t)
+        self.maps[run.number][t] = keep(y)
+
+    def _back(self, run: StageRuns, steps: range) -> None:
+        """Through one segment of a stage, from graphs that were kept or are made now."""
+        if run.level:
+            _set_states(run.neurons, self._states_before(run, steps[0]))
+            for t in steps:
+                mark(step=t, phase="recompute")
+                with run.rerun.again(t):
+                    self._with_graph(run, t)
+            self._forget(run)
+        for t in reversed(steps):
+            self.go_back(run, t)
+
+    def _back_step_by_step(self, run: StageRuns, steps: range) -> None:
+        """The same with the graph of one time step at a time, from the states before each."""
+        before = [self._states_before(run, steps[0])]
+        for t in steps[:-1]:
+            mark(step=t, phase="recompute")
+            _set_states(run.neurons, before[-1])
+            with torch.no_grad(), run.rerun.again(t, keep_draws=True):
+                run.stage.run(self._carried(run, t))
+            before.append(_states(run.neurons))
+        for t in reversed(steps):
+            mark(step=t, phase="recompute")
+            _set_states(run.neurons, before.pop())
+            with run.rerun.again(t):
+                self._with_graph(run, t)
+            self._forget(run)
+            self.go_back(run, t)
+
+    def _with_graph(self, run: StageRuns, t: int) -> Tensor:
+        """A time step with a graph of its own, which begins at the inputs and at the states before it."""
+        for neuron, states in zip(run.neurons, _states(run.neurons), strict=True):
+            for name, state in states.items():
+                setattr(neuron, name, enter(state, self.gradients.receiver((neuron, name, t))))
+        with torch.enable_grad(), saving("lean"):
+            y = run.stage.run(self.inputs(run, self._carried(run, t), t))
+            ends: dict[object, Tensor] = {(run.number, t): y}
+            for neuron, states in zip(run.neurons, _states(run.neurons), strict=True):
+                ends |= {(neuron, name, t + 1): state for name, state in states.items()}
+            self.end_graph(run, t, ends)
+        for neuron in run.neurons:
+            neuron.detach_state()
+        return y.detach()
+
+    def _states_before(self, run: StageRuns, t: int) -> States:
+        return self.snapshots.pop((run.number, t), [{} for _ in run.neurons])
+
+    def _carried(self, run: StageRuns, t: int) -> list[Carried]:
+        return [Carried(self.maps[number][t]) for number in run.stage.reads]
+
+    def _forget(self, run: StageRuns) -> None:
+        for neuron in run.neurons:
+            neuron.reset()
+
+
+def draws_random_numbers(flow: Flow) -> bool:
+    """Whether a layer of PyTorch's own draws random numbers in training."""
+    layers = (layer for stage in flow.stages for module in stage.piece.modules for layer in module.modules())
+    return any(isinstance(layer, nn.modules.dropout._DropoutNd | nn.RReLU) for layer in layers)
+
+
+def _states(neurons: Iterable[Neuron]) -> States:
+    return [dict(zip(neuron.state_names, neuron.states(), strict=False)) for neuron in neurons]
+
+
+def _set_states(neurons: Iterable[Neuron], states: States) -> None:
+    for neuron, own in zip(neurons, states, strict=True):
+        neuron.take_back(own)
+
+
+@contextlib.contextmanager
+def _in_place(neurons: Sequence[Neuron]) -> Iterator[None]:
+    """Inside, neurons write over their states, as nobody will ask for the old ones."""
+    for neuron in neurons:
+        neuron.online = True
+    try:
+        yield
+    finally:
+        for neuron in neurons:
+            neuron.online = False
