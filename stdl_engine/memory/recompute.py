@@ -36,7 +36,7 @@ class _Enter(torch.autograd.Function):
 
 
 def enter(x: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
-    """The map `x` as the beginning of a graph; `receive` is given its gradient, in parts if it is read more than once."""
+    """The map `x` as the beginning of a graph; `receive` is given its gradient, a part for each time it is read."""
     anchor = torch.empty((), device=x.device, requires_grad=True)
     return _Enter.apply(anchor, x, receive)
 

@@ -23,6 +23,10 @@ SMALLEST_WITHOUT_UNIT = 1000
 """A number above 1 and below this is taken for a slip, such as 1.5 for a fraction or 24 for gigabytes."""
 
 
+class OverBudget(ValueError):
+    """Nothing that may be tried keeps to a budget in bytes."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """Exactly one of: a fraction of the whole network's footprint, bytes of peak memory, or the published

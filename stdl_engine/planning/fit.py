@@ -8,6 +8,7 @@ exceed the budget the search is done again with that much less.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -23,9 +24,10 @@ from ..memory.tracker import Tracker
 from ..neurons import borrowed
 from ..units import shapes_only
 from .auxiliary import Layer, Search, Shape, Variant, fitted
-from .budgets import format_bytes
+from .budgets import OverBudget, format_bytes
+from .levels import Levels
 from .network import Network
-from .plan import Part, Plan, make_part
+from .plan import Part, Plan, Recompute, make_part
 from .planner import Trainable, fake_copy, fake_like, faking, measure
 from .profile import Profile, Step
 
@@ -47,24 +49,44 @@ def plan_within_bytes(
     *,
     layerwise: bool = False,
     sequence: bool = False,
+    recompute: Recompute = Recompute(),  # noqa: B008 - immutable
+    choose: bool = False,
 ) -> Plan:
     """The fewest subnetworks, with the deepest auxiliary networks, whose training step peaks at no more than `budget`
     bytes, under the autocast in force.
+
+    Pieces run again as `recompute` says. If that is to be chosen, then where it makes for fewer subnetworks, and as few
+    of them as will do.
 
     As in Algorithm 1 earlier subnetworks are the longer ones, and auxiliary networks grow in order. `trial` makes the
     rule whose steps are measured, on batches like `sample`, which has no numbers. With `sequence` the input is T
     different frames.
     """
     with unset_fake_temporarily(), faking():
-        return Fitting(network, trial, sample, T, variant, sequence).best(budget, layerwise)
+        given = network, trial, sample, T, variant, sequence
+        if not choose:
+            return Fitting(*given, recompute).best(budget, layerwise)
+        plain = None
+        with contextlib.suppress(OverBudget):
+            plain = Fitting(*given).best(budget, layerwise)
+        if plain is not None and len(plain.parts) == 1:
+            return plain
+        recomputing = Fitting(*given, Recompute(default=1))
+        fewer = recomputing.fewest(budget, layerwise)
+        if plain is not None and (fewer is None or len(fewer) >= len(plain.parts)):
+            return plain
+        plan = recomputing.best(budget, layerwise)
+        return Levels(network, replace(plan, recompute=Recompute()), trial, sample, T, sequence=sequence).within(budget)
 
 
 class Fitting:
     """The search for one network, batch and number of time steps."""
 
     def __init__(
-        self, network: Network, trial: Trial, sample: Tensor, T: int, variant: Variant, sequence: bool = False
-    ) -> None:
+        self, network: Network, trial: Trial, sample: Tensor, T: int, variant: Variant, sequence: bool = False,
+        recompute: Recompute = Recompute(),  # noqa: B008 - immutable
+    ) -> None:  # fmt: skip
+        self.recompute = recompute
         self.network, self.trial, self.batch_size, self.T = network, trial, len(sample), T
         self.variant, self.count = variant, len(network.units)
         self.search = Search(network.units, network.shapes, network.memory, variant)
@@ -95,13 +117,13 @@ class Fitting:
         needed = self.measured(plan)
         if needed <= budget:
             return replace(plan, notes=(self.note(needed, budget),))
-        raise ValueError(
+        raise OverBudget(
             f"no partition of this network trains within {format_bytes(budget)} at a batch of {self.batch_size}: "
             f"the smallest budget that works is {needed} bytes ({format_bytes(needed)})."
         )
 
     def plan(self, parts: Sequence[Part]) -> Plan:
-        return Plan(tuple(parts), self.network.total, None, self.network.memory, self.variant)
+        return Plan(tuple(parts), self.network.total, None, self.network.memory, self.variant, self.recompute)
 
     def note(self, peak: int, budget: int) -> str:
         return (
@@ -226,10 +248,16 @@ class Fitting:
         x = self.boundaries[part.units.start]
         tracker = Tracker()
         tracker.follow([self.x, self.labels, small_tensor(x), *held([subnetwork], rule.optimizers)])
-        start, until_units_end = tracker.current, []
-        # A longer run needs at least what these units do before there are gradients and auxiliary states.
-        handle = subnetwork.units[-1].register_forward_hook(lambda *_: until_units_end.append(tracker.peak - start))
-        peaks = []
+        start, peaks = tracker.current, []
+        flow = rule.flow(subnetwork)
+        behind_units, until_units_end = {stage.name for stage in flow.stages[flow.boundary :]}, []
+
+        def note_end(tracker: Tracker) -> None:
+            """A longer run needs at least what these units do before there are gradients and auxiliary states."""
+            if not until_units_end and tracker.place.unit in behind_units:
+                until_units_end.append(tracker.peak - start)
+
+        tracker.on_change = note_end
         with rule.started(self.labels, self.T), tracker:
             for t in range(min(self.T, 2)):
                 tracker.peak = tracker.current
@@ -239,7 +267,6 @@ class Fitting:
             tracker.peak = tracker.current
             rule.finish(subnetwork)
             finish, left = tracker.peak - start, tracker.current - start
-        handle.remove()
         is_last = part.auxiliary is None
         auxiliary = 0 if is_last else during_step([subnetwork.classifier], rule.optimizers)
         taken = small_tensor(x).nbytes if part.units.start else 0  # the network's own input is there anyway

@@ -8,7 +8,8 @@ with spikes as bits: 1 + 1/32 maps a neuron layer. Neurons that keep more than L
 
 from __future__ import annotations
 
-import torch
+from types import UnionType
+
 from torch import nn
 
 from ..neurons import Neuron
@@ -20,16 +21,28 @@ MAPS_PER_LAYER = 1.0
 
 def footprint(module: nn.Module, in_shape: tuple[int, ...], memory: str = "paper") -> tuple[float, tuple[int, ...]]:
     """Elements a sample that `module` (on the meta device) keeps for its backward, and the shape of its output."""
-    kept = 0.0
 
-    def count(layer: nn.Module, _, output: torch.Tensor) -> None:
-        nonlocal kept
-        maps = MAPS_PER_NEURON[memory] + layer.extra_maps if isinstance(layer, Neuron) else MAPS_PER_LAYER
-        kept += maps * output[0].numel()
+    def maps(layer: nn.Module) -> float:
+        return MAPS_PER_NEURON[memory] + layer.extra_maps if isinstance(layer, Neuron) else MAPS_PER_LAYER
 
-    counted = [m for m in module.modules() if isinstance(m, Neuron | nn.Conv2d | nn.AvgPool2d)]
-    handles = [layer.register_forward_hook(count) for layer in counted]
+    sizes, shape = _sizes(module, in_shape, Neuron | nn.Conv2d | nn.AvgPool2d)
+    return sum(maps(layer) * size for layer, size in sizes), shape
+
+
+def state_sizes(module: nn.Module, in_shape: tuple[int, ...]) -> list[int]:
+    """Elements a sample of the state of each neuron layer of `module` (on the meta device)."""
+    sizes, _ = _sizes(module, in_shape, Neuron)
+    return [size * len(neuron.state_names) for neuron, size in sizes]
+
+
+def _sizes(
+    module: nn.Module, in_shape: tuple[int, ...], kinds: type | UnionType
+) -> tuple[list[tuple[nn.Module, int]], tuple[int, ...]]:
+    """Layers of some kinds with the elements a sample of their outputs, and the shape of the last one."""
+    sizes: list[tuple[nn.Module, int]] = []
+    counted = [m for m in module.modules() if isinstance(m, kinds)]
+    handles = [m.register_forward_hook(lambda m, _, output: sizes.append((m, output[0].numel()))) for m in counted]
     shape = output_shape(module, in_shape)
     for handle in handles:
         handle.remove()
-    return kept, shape
+    return sizes, shape

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from math import prod
+from math import ceil, prod
 
 from torch import nn
 
 from ..units import Head, copy_of_shapes, label_of
 from .auxiliary import Shape
-from .footprint import footprint
+from .footprint import footprint, state_sizes
 
 
 class Network:
@@ -44,6 +44,21 @@ class Network:
         return sum(self.costs[index] for index in run) + prod(
             self.shapes[run.start - 1] if run.start else self.in_shape
         )
+
+    def segment_for(self, T: int) -> int:
+        """How many of T time steps backward through time should take together where pieces run again.
+
+        A time step takes about four maps of the largest layer. Before each segment but the first one the states of all
+        layers are kept, and their gradients go from one segment to another.
+        """
+        shapes = [self.in_shape, *self.shapes]
+        states = [size for unit, shape in zip(self.units, shapes, strict=False) for size in state_sizes(unit, shape)]
+
+        def peak(segment: int) -> int:
+            segments = ceil(T / segment)
+            return 4 * segment * max(states, default=0) + (sum(states) * segments if segments > 1 else 0)
+
+        return min(range(T, 0, -1), key=peak)
 
     def labels(self, run: range) -> list[str]:
         return [label_of(self.units[index]) for index in run]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from ..units import label_of, shapes_only
@@ -26,6 +26,47 @@ class Part:
     auxiliary_names: tuple[str, ...] = ()
 
 
+StageKey = tuple[int, str]
+"""A stage by the number of its subnetwork and its name there."""
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """Which stages run again in backward instead of keeping what backward needs.
+
+    Attributes:
+        levels: how often each stage runs again: once, or through time also twice, which holds the graph of one time
+            step at a time.
+        default: the level of stages that are not named.
+        segment: how many time steps backward through time takes together; None is all of them.
+    """
+
+    levels: Mapping[StageKey, int] = field(default_factory=dict)
+    default: int = 0
+    segment: int | None = None
+
+    def level(self, subnetwork: int, name: str) -> int:
+        """Of one stage. A unit that runs as a whole, as it does where a hook waits for it, takes that of its pieces."""
+        pieces = (level for (part, own), level in self.levels.items() if part == subnetwork and _is_piece(own, name))
+        return self.levels.get((subnetwork, name), max(pieces, default=self.default))
+
+    def __str__(self) -> str:
+        if not self.levels:
+            times = {0: "", 1: "every piece runs again in backward", 2: "every piece runs again twice in backward"}
+            text = times[self.default]
+        else:
+            text = "run again in backward: " + ", ".join(self.name(*key) for key, level in self.levels.items() if level)
+        return f"{text}, {self.segment} time steps together" if text and self.segment else text
+
+    def name(self, subnetwork: int, name: str) -> str:
+        """A stage that runs again, for people: "2/1:64R.2", or "2/1:64R.2 twice"."""
+        return f"{subnetwork + 1}/{name}" + (" twice" if self.level(subnetwork, name) == 2 else "")
+
+
+def _is_piece(name: str, unit: str) -> bool:
+    return name.startswith(f"{unit}.")
+
+
 @dataclass(frozen=True)
 class Plan:
     """The parts of a network in order, with footprints in elements a sample."""
@@ -36,6 +77,7 @@ class Plan:
     memory: str = "paper"
     variant: Variant = VARIANTS["stdl"]
     """How the auxiliary networks are made."""
+    recompute: Recompute = Recompute()
     notes: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
@@ -57,7 +99,12 @@ class Plan:
         ]
         budget = f", budget {self.budget:,.0f} ({self.budget / self.total:.1%})" if self.budget else ""
         lines.append(f"whole network {self.total:,.0f}{budget}; footprints in elements a sample, {self.memory} memory")
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *filter(None, [str(self.recompute)]), *self.notes])
+
+    def recomputing(self, levels: Mapping[StageKey, int] | None = None, segment: int | None = None) -> Plan:
+        """The plan with other levels, or another segment, than it has."""
+        changes = {"segment": segment} if levels is None else {"levels": levels, "segment": segment}
+        return replace(self, recompute=replace(self.recompute, **changes))
 
 
 def plan_within(network: Network, budget: float, variant: Variant = VARIANTS["stdl"], layerwise: bool = False) -> Plan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -20,12 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels.layout import is_dense
 from ..memory.spikes import Kept
-from ..memory.tracker import Place, Tracker, identity
+from ..memory.tracker import Event, Place, Tracker, identity
 from ..neurons import Neuron
 from ..units import forget_hooks
+from .flow import Flow
 from .network import Network
 from .plan import Plan
 from .subnetworks import Subnetwork
+from .work import Work
 
 PARTS = ("parameters", "optimizer", "gradients", "states", "saved", "transient")
 """What a peak is made of; "saved" is what autograd holds for backward, "transient" all that has no other name."""
@@ -34,6 +36,7 @@ PARTS = ("parameters", "optimizer", "gradients", "states", "saved", "transient")
 class Trainable(Protocol):
     """What the planner asks of a learning rule (`stdl_engine.rules.Rule`)."""
 
+    online: bool
     memory: str
     order: str
     network: Network
@@ -42,6 +45,7 @@ class Trainable(Protocol):
     optimizers: list[Optimizer]
 
     def modules(self) -> Iterator[nn.Module]: ...
+    def flow(self, subnetwork: Subnetwork) -> Flow: ...
     def step(self, x: Tensor, y: Tensor, T: int) -> Any: ...
     def started(self, y: Tensor, T: int) -> contextlib.AbstractContextManager[None]: ...
     def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept: ...
@@ -57,6 +61,8 @@ class Prediction:
         parts: the same bytes by what they are, one entry for each of `PARTS`.
         place: where in the step the peak is.
         subnetworks: for each one the names of its units and auxiliary layers and the peak while it runs.
+        recompute: the pieces that run again in backward, by subnetwork and name.
+        cost: multiply-adds of a step relative to those of BPTT that recomputes nothing; None if they were not counted.
     """
 
     rule: str
@@ -67,6 +73,8 @@ class Prediction:
     parts: dict[str, int]
     place: Place
     subnetworks: list[dict[str, Any]]
+    recompute: list[str]
+    cost: float | None = None
 
 
 def predict(
@@ -92,7 +100,8 @@ def predict(
         trained = rule(fake_copy(model), optimizer, x, sequence=sequence, **options)
         if sequence:
             x = torch.empty(T, *x.shape, dtype=x.dtype)
-        return measure(trained, x, y, T)
+        cost = Work.of(trained.subnetworks, trained.flow, x[0] if sequence else x).relative(trained.plan.recompute)
+        return replace(measure(trained, x, y, T), cost=cost)
 
 
 def measure(rule: Trainable, x: Tensor, y: Tensor, T: int, *, autocast: torch.dtype | None = None) -> Prediction:
@@ -123,7 +132,24 @@ def observed_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> tuple[Any, P
             {"units": list(part.names), "auxiliary": list(part.auxiliary_names), "peak_bytes": observed.peaks[number]}
             for number, part in enumerate(rule.plan.parts)
         ],
+        recompute=[
+            rule.plan.recompute.name(number, stage.name)
+            for number, part in enumerate(rule.subnetworks)
+            for stage in rule.flow(part).stages
+            if rule.plan.recompute.level(number, stage.name)
+        ],
     )
+
+
+def traced_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> list[Event]:
+    """Every change of the bytes alive in `rule.step(x, y, T)`, with its place, after the optimizer has its state."""
+    rule.step(x[:1] if x.ndim > 1 + len(rule.network.in_shape) else x, y, 1)
+    tracker = _Observed(rule, x, y).tracker
+    tracker.trace = [Event(tracker.place, tracker.current)]
+    tracker.at_peak = tracker.on_change = None
+    with tracker:
+        rule.step(x, y, T)
+    return tracker.trace
 
 
 class _Observed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -18,19 +18,23 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..memory.spikes import Kept, saving
 from ..memory.tracker import mark
 from ..neurons import borrowed, reset_states
+from ..planning.budgets import Budget, format_bytes, parse_budget
+from ..planning.flow import Flow
+from ..planning.levels import recompute_within
 from ..planning.network import Network, check_model
-from ..planning.plan import Plan, plan_of_layers
+from ..planning.plan import Plan, Recompute, plan_of_layers
 from ..planning.subnetworks import Subnetwork, build
 from ..stream import subnetwork_major, time_major
 from .batch import check_batch, check_sample, split_frames
 from .checks import check_subnetworks, check_tensors
 from .finite import GuardedSteps
-from .flow import Flow
 from .inference import mean_logits
 from .recompute import OnlineStep
 
 MEMORY = ("lean", "paper")
 ORDERS = ("subnetwork", "time")
+RECOMPUTE = {"none": 0, "auto": 0, "all": 1, "twice": 2}
+"""How often pieces run again in backward, before a budget has its say."""
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What autocast computes in, if there is any."""
 
@@ -67,11 +71,16 @@ class Rule:
         order: "subnetwork" or "time" runs subnetworks in the inner or the outer loop; the default is "subnetwork" for
             lean, "time" for paper.
         precision: "fp32"; or "bf16" or "fp16" for autocast, the latter with a gradient scaler for each subnetwork.
+        budget: bytes that a training step may take at its peak ("2GiB", 2e9). Batches for which it was not planned are
+            refused.
+        steps: time steps for which a budget in bytes is planned.
+        recompute: which pieces of the network run again in backward instead of being kept: "none"; "all", once each;
+            "twice", through time, to hold one time step at a time; or "auto", as few as the budget asks for. Gradients
+            are the same to the last bit.
         sequence: whether batches will be T different frames, [T, B, ...]; a budget in bytes counts them.
-        plan: how the network is cut, where that is known already.
+        plan: how the network is cut and what is recomputed, where that is known already.
 
-    A subclass says how the network is cut (`make_plan`) and may say how a subnetwork learns from one time step
-    (`learn`).
+    A subclass says how the network is cut (`cut`) and may say how a subnetwork learns from one time step (`learn`).
     """
 
     online = True
@@ -87,15 +96,21 @@ class Rule:
         memory: str = "lean",
         order: str | None = None,
         precision: str = "fp32",
-        recompute: str = "none",
-        segment: int | None = None,
+        budget: float | str | Budget | None = None,
+        steps: int = 4,
+        recompute: str = "auto",
         sequence: bool = False,
         plan: Plan | None = None,
     ) -> None:
         if memory not in MEMORY:
             raise ValueError(f"unknown memory {memory!r}: pass one of {', '.join(MEMORY)}.")
+        if recompute not in RECOMPUTE:
+            raise ValueError(f"unknown recompute {recompute!r}: pass one of {', '.join(RECOMPUTE)}.")
+        if memory == "paper" and recompute not in ("none", "auto"):
+            raise ValueError('memory "paper" is the plain form, which recomputes nothing: pass memory="lean".')
         self.model, self.memory, self.sequence = model, memory, sequence
-        self.recompute, self.segment = recompute, segment
+        self.budget, self.steps, self.recompute = self.read_budget(budget), steps, recompute
+        self.keeps_bytes = self.budget is not None and self.budget.size is not None and plan is None
         self.order = order or ("subnetwork" if memory == "lean" else "time")
         if self.order not in ORDERS:
             raise ValueError(f"unknown order {order!r}: pass one of {', '.join(ORDERS)}.")
@@ -109,7 +124,9 @@ class Rule:
         self.make_optimizer, self.batch_size = optimizer, len(sample)
         self.sample = torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype, device="meta")
         with self.autocast("cpu"):  # where plans are made, whatever the device
-            self.plan = plan or self.make_plan()
+            self.plan = self.make_plan() if plan is None else plan
+        if plan is not None and RECOMPUTE[recompute]:
+            self.plan = replace(plan, recompute=self.recompute_all())
         self._assemble()
         self.schedulers = [schedule(o) for o in self.optimizers] if schedule else []
         scaled = precision == "fp16"
@@ -131,9 +148,40 @@ class Rule:
         twin.schedulers, twin.scalers = [], []
         return twin
 
-    def make_plan(self) -> Plan:
+    def read_budget(self, budget: float | str | Budget | None) -> Budget | None:
+        """What a budget means to this rule."""
+        if budget is None:
+            return None
+        budget = parse_budget(budget)
+        if budget.size is None:
+            raise ValueError(f'the budget of {type(self).__name__} is in bytes: write for example "2GiB" or 2e9.')
+        return budget
+
+    def cut(self) -> Plan:
         """How the network is cut; the default is not at all."""
         return plan_of_layers(self.network, [(range(len(self.network.units)), None)])
+
+    def make_plan(self) -> Plan:
+        """How the network is cut, and what is recomputed."""
+        plan = replace(self.cut(), recompute=self.recompute_all())
+        if self.budget is None or self.budget.size is None:
+            return plan
+        choose = self.recompute == "auto" and self.memory == "lean"
+        return recompute_within(
+            self.network, plan, self.budget.size, self.trial, self.sample, self.steps, sequence=self.sequence,
+            choose=choose,
+        )  # fmt: skip
+
+    def recompute_all(self) -> Recompute:
+        """The same level for every stage, as it was asked for."""
+        level = RECOMPUTE[self.recompute]
+        through_time = level and not self.online
+        segment = self.network.segment_for(self.steps) if through_time else None
+        return Recompute(default=level if through_time else min(level, 1), segment=segment)
+
+    def flow(self, subnetwork: Subnetwork) -> Flow:
+        """A subnetwork as the row of its pieces."""
+        return Flow(subnetwork, lean=self.memory == "lean")
 
     def build_subnetworks(self) -> list[Subnetwork]:
         """The subnetworks of the plan, auxiliary networks included."""
@@ -154,6 +202,8 @@ class Rule:
 
         A step that raises leaves every subnetwork whose optimizer has not stepped as it was.
         """
+        if self.keeps_bytes:
+            self._check_promise(x, T)
         frames = split_frames(x, T, self.network.in_shape)
         check_batch(x, y, len(frames[0]), self.network.head.num_classes, self.modules())
         run = time_major if self.order == "time" else subnetwork_major
@@ -161,6 +211,26 @@ class Rule:
             run(self.subnetworks, frames, self.learn, self.finish)
             losses = [self._losses[part] for part in self.subnetworks]
             return StepResult(losses[-1], losses, self._logits / T)
+
+    def _check_promise(self, x: Tensor, T: int) -> None:
+        """Refuse a batch that takes more memory than the budget was planned for."""
+        planned = f"the budget of {format_bytes(self.budget.size)} was planned for "
+        is_sequence = x.ndim > 1 + len(self.network.in_shape)
+        batch_size = x.shape[1] if is_sequence else len(x)
+        if is_sequence and not self.sequence:
+            raise ValueError(
+                f"{planned}one image shown at every time step, and this batch is a sequence of frames, which takes "
+                "more: pass sequence=True when the rule is made."
+            )
+        if batch_size > self.batch_size:
+            raise ValueError(
+                f"{planned}batches of {self.batch_size}, and this one has {batch_size} samples: make the rule with a "
+                "sample of that size."
+            )
+        if isinstance(T, int) and self.steps < T:
+            raise ValueError(
+                f"{planned}{self.steps} time steps, and these are {T}: pass steps={T} when the rule is made."
+            )
 
     @contextlib.contextmanager
     def started(self, y: Tensor, T: int) -> Iterator[None]:
@@ -171,9 +241,11 @@ class Rule:
         self._labels, self._steps, self._losses, self._logits = y.long(), T, {}, 0
         buffers = {part: [(b, b.clone()) for b in part.buffers()] for part in self.subnetworks}
         self._unfinished = list(self.subnetworks)
-        self._flows = {part: Flow(part, lean=self.memory == "lean") for part in self.subnetworks}
-        level = {"none": 0, "all": 1, "twice": 2}[self.recompute]
-        self._levels = {part: [level] * len(flow.stages) for part, flow in self._flows.items()}
+        self._flows = {part: self.flow(part) for part in self.subnetworks}
+        self._levels = {
+            part: [self.plan.recompute.level(number, stage.name) for stage in flow.stages]
+            for number, (part, flow) in enumerate(self._flows.items())
+        }
         with borrowed(self.modules(), training=True, online=self.online, memory=self.memory):
             try:
                 yield

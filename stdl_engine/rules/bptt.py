@@ -32,7 +32,7 @@ class BPTT(Rule):
         super().finish(subnetwork)
 
     def _learn_recomputing(self, subnetwork: Subnetwork) -> None:
-        steps = ExactSteps(self._flows[subnetwork], self._levels[subnetwork], self.device, self.segment)
+        steps = ExactSteps(self._flows[subnetwork], self._levels[subnetwork], self.device, self.plan.recompute.segment)
         logits = steps.forward(self._frames)
         del self._frames
         for of_step in logits:

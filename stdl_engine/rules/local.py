@@ -17,7 +17,7 @@ class EvenLocal(Rule):
         self.K = K
         super().__init__(*args, **options)
 
-    def make_plan(self) -> Plan:
+    def cut(self) -> Plan:
         count = len(self.network.units)
         if not isinstance(self.K, int) or isinstance(self.K, bool) or not 1 <= self.K <= count:
             raise ValueError(f"K is {self.K!r}: this network has {count} units, so K must be 1 to {count}.")

@@ -18,14 +18,14 @@ from ..memory.recompute import Entering, Firing, Gradients, Rerun, leave
 from ..memory.spikes import Kept, keep, saving
 from ..memory.tracker import mark
 from ..neurons import Neuron
-from .flow import Flow, Stage
+from ..planning.flow import Flow, Stage
 
 
 class StageRuns:
     """A stage with what it takes to run it more than once.
 
-    Its `level` says how often it runs again. 0: never, it keeps its graph. 1: once. 2, for gradients through time: twice,
-    and the graph of one time step exists at a time.
+    Its `level` says how often it runs again. 0: never, it keeps its graph. 1: once. 2, for gradients through time:
+    twice, and the graph of one time step exists at a time.
     """
 
     def __init__(self, stage: Stage, number: int, level: int, device: torch.device) -> None:

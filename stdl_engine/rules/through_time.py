@@ -18,7 +18,7 @@ from ..memory.recompute import enter
 from ..memory.spikes import Kept, keep, saving
 from ..memory.tracker import mark
 from ..neurons import Neuron
-from .flow import Flow
+from ..planning.flow import Flow
 from .recompute import Recomputation, StageRuns
 
 States = list[dict[str, Tensor]]

@@ -19,9 +19,9 @@ from stdl_engine.memory.tracker import (
     note_saved,
 )
 from stdl_engine.models import build_model
+from stdl_engine.planning.flow import Flow
 from stdl_engine.planning.planner import measure
 from stdl_engine.rules import BPTT, SLTT, STDL
-from stdl_engine.rules.flow import Flow
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..memory.pieces import Carried, Piece, dense, pieces_of
 from ..memory.spikes import Kept, keep
 from ..memory.tracker import mark, mark_backward
-from ..planning.subnetworks import Subnetwork
 from ..units import label_of
+from .subnetworks import Subnetwork
 
 
 @dataclass(frozen=True)

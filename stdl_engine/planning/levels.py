@@ -1,0 +1,200 @@
+"""Which pieces run again in backward: of all choices whose training step fits a budget, one that costs least time.
+
+The step is traced on fake tensors, once for each level with every stage at that level. A trace says what each stage
+adds to what is kept for backward, and how far memory rises above that while the stage runs. What a mixture of levels
+takes follows by addition, so the cheapest mixture that fits is found stage by stage, weighing what is saved so far
+against what it costs. The step of the mixture is then measured, and should it exceed the budget the search is done
+again with that much less.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from ..memory.tracker import Event
+from .budgets import OverBudget, format_bytes
+from .network import Network
+from .plan import Plan, Recompute, StageKey
+from .planner import Trainable, fake_copy, fake_like, faking, measure, traced_step
+from .work import Work
+
+
+def recompute_within(
+    network: Network,
+    plan: Plan,
+    budget: int,
+    trial: Callable[[Network, Plan], Trainable],
+    sample: Tensor,
+    T: int,
+    *,
+    sequence: bool,
+    choose: bool,
+) -> Plan:
+    """A plan whose training step peaks at no more than `budget` bytes, under the autocast in force: the one given if it
+    does, else with those pieces run again that cost least, if they may be chosen. `trial` makes the rule that is
+    measured."""
+    with unset_fake_temporarily(), faking():
+        levels = Levels(network, plan, trial, sample, T, sequence=sequence)
+        return levels.within(budget) if choose else levels.checked(budget)
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """What one stage takes, with all stages at one level: what it keeps for backward, and the most that is alive while
+    it runs, forward or back."""
+
+    kept: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Levels for the first stages of a subnetwork, with what they save against keeping every graph, and what they cost
+    in multiply-adds."""
+
+    saved: int = 0
+    cost: int = 0
+    levels: tuple[int, ...] = ()
+
+
+class Levels:
+    """The choice for one plan of a rule, a batch and a number of time steps. To be made inside `faking()`."""
+
+    def __init__(
+        self,
+        network: Network,
+        plan: Plan,
+        trial: Callable[[Network, Plan], Trainable],
+        sample: Tensor,
+        T: int,
+        *,
+        sequence: bool,
+    ) -> None:
+        self.network, self.plan, self.trial, self.T = network, plan, trial, T
+        self.fake = Network.sharing(network, fake_copy(network.model))
+        frame = fake_like(sample)
+        self.x = torch.empty(T, *frame.shape, dtype=frame.dtype) if sequence else frame
+        self.y = torch.empty(len(frame), dtype=torch.int64)
+        rule = self.rule(Recompute())
+        self.deepest = 1 if rule.online else 2
+        self.work = Work.of(rule.subnetworks, rule.flow, frame)
+
+    def checked(self, budget: int) -> Plan:
+        """The plan as it is; raises OverBudget if it takes more than the budget."""
+        needed = self.measured(self.plan)
+        if needed > budget:
+            raise OverBudget(
+                f"a training step takes {needed} bytes ({format_bytes(needed)}) at a batch of {len(self.y)} and "
+                f"{self.T} time steps, and the budget is {format_bytes(budget)}: let pieces run again "
+                '(recompute="auto"), or take a smaller batch.'
+            )
+        return self.plan
+
+    def within(self, budget: int) -> Plan:
+        """The plan with the cheapest recomputation that fits; raises OverBudget if none does."""
+        if self.measured(self.plan) <= budget:
+            return self.plan
+        limit = budget
+        while (recompute := self.cheapest(limit)) is not None:
+            plan = replace(self.plan, recompute=recompute)
+            excess = self.measured(plan) - budget
+            if excess <= 0:
+                return plan
+            limit -= excess
+        least = self.measured(replace(self.plan, recompute=self.everything(self.deepest)))
+        raise OverBudget(
+            f"a training step takes more than {format_bytes(budget)} at a batch of {len(self.y)} and {self.T} time "
+            f"steps, even if every piece runs again: the smallest budget that works is {least} bytes "
+            f"({format_bytes(least)})."
+        )
+
+    def cheapest(self, limit: int) -> Recompute | None:
+        """The choice that costs least by addition, with backward in one segment of time or in several."""
+        found = [self.mixture(limit, None, range(self.deepest + 1))]
+        segment = self.network.segment_for(self.T)
+        if self.deepest == 2 and segment < self.T:
+            found.append(self.mixture(limit, segment, (1, 2)))
+        return min(filter(None, found), key=self.work.again, default=None)
+
+    def mixture(self, limit: int, segment: int | None, levels: Sequence[int]) -> Recompute | None:
+        """The cheapest mixture of some levels for which no stage rises above the limit; None if there is none."""
+        traces = {level: self.trace(replace(self.everything(level), segment=segment)) for level in levels}
+        chosen: dict[StageKey, int] = {}
+        for number in range(len(self.plan.parts)):
+            names = [name for part, name in self.work.stages if part == number]
+            mixtures = [Mixture()]
+            held = dict.fromkeys(levels, 0)
+            for name in names:
+                stages = {level: traces[level][1][number, name] for level in levels}
+                base = {level: traces[level][0][number] + held[level] for level in levels}
+                least = levels[0]
+                mixtures = _undominated(
+                    Mixture(
+                        mixture.saved + stages[least].kept - stage.kept,
+                        mixture.cost + level * self.work.stages[number, name],
+                        (*mixture.levels, level),
+                    )
+                    for mixture in mixtures
+                    for level, stage in stages.items()
+                    if base[least] - mixture.saved + stage.peak - base[level] <= limit
+                )
+                for level, stage in stages.items():
+                    held[level] += stage.kept
+            if not mixtures:
+                return None
+            best = min(mixtures, key=lambda mixture: mixture.cost)
+            chosen |= {(number, name): level for name, level in zip(names, best.levels, strict=True) if level}
+        return Recompute(chosen, segment=segment)
+
+    def everything(self, level: int) -> Recompute:
+        """Every stage at one level. At level 0 each subnetwork's classifier runs again all the same, which is nothing
+        much, so that stages run as they do in mixtures."""
+        lasts = dict(self.work.stages.keys())
+        levels = {key: max(level, int(lasts[key[0]] == key[1])) for key in self.work.stages}
+        return Recompute(levels, segment=self.network.segment_for(self.T) if level == 2 else None)
+
+    def trace(self, recompute: Recompute) -> tuple[dict[int, int], dict[StageKey, StageBytes]]:
+        """By subnetwork what is alive before its last time step runs (all of them, through time), and by stage what
+        it takes."""
+        events = traced_step(self.rule(recompute), self.x, self.y, self.T)
+        return _by_stage(events, None if self.deepest == 2 else self.T - 1)
+
+    def measured(self, plan: Plan) -> int:
+        return measure(self.trial(self.fake, plan), self.x, self.y, self.T).peak_bytes
+
+    def rule(self, recompute: Recompute) -> Trainable:
+        return self.trial(self.fake, replace(self.plan, recompute=recompute))
+
+
+def _by_stage(events: Sequence[Event], step: int | None) -> tuple[dict[int, int], dict[StageKey, StageBytes]]:
+    """Of one time step, or of all: bytes alive before each subnetwork's stages, and what each stage takes."""
+    base: dict[int, int] = {}
+    kept: dict[StageKey, int] = defaultdict(int)
+    peak: dict[StageKey, int] = defaultdict(int)
+    before = 0
+    for place, group in itertools.groupby(events, key=lambda event: event.place):
+        sizes = [event.bytes for event in group]
+        if place.unit is not None and place.subnetwork is not None and step in (None, place.step):
+            key = place.subnetwork, place.unit
+            base.setdefault(place.subnetwork, before)
+            peak[key] = max(peak[key], before, *sizes)
+            if place.phase == "forward":
+                kept[key] += sizes[-1] - before
+        before = sizes[-1]
+    return base, {key: StageBytes(kept[key], peak[key]) for key in peak}
+
+
+def _undominated(mixtures: Iterable[Mixture]) -> list[Mixture]:
+    """Those to which no other is better in both respects."""
+    found: list[Mixture] = []
+    for mixture in sorted(mixtures, key=lambda m: (m.cost, -m.saved)):
+        if not found or mixture.saved > found[-1].saved:
+            found.append(mixture)
+    return found

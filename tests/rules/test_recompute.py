@@ -1,0 +1,242 @@
+"""Running pieces again changes no number: weights, auxiliary networks, statistics and losses to the last bit."""
+
+import functools
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from stdl_engine import FusedALIF, FusedLIF, FusedPLIF
+from stdl_engine.models import MODELS
+from stdl_engine.planning.plan import Recompute
+from stdl_engine.rules import BPTT, RULES, SLTT
+from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock, Unit
+
+from .nets import adamw, assert_same, assert_same_results, batches, make, numbers, sgd, small, train, unchanged
+
+T = 3
+
+
+def trained(rule, data, model=None, optimizer=sgd, recompute="none", segment=None, **options):
+    """Two batches, and all that training changes."""
+    sample = data[0][0] if data[0][0].ndim == 4 else data[0][0][0]
+    made = make(rule, model() if model else small(), sample, optimizer, recompute=recompute, **options)
+    if segment:
+        made.plan = made.plan.recomputing(segment=segment)
+    before = numbers(made)
+    results = train(made, data, T)
+    return before, numbers(made), results
+
+
+def assert_recomputing_changes_nothing(rule, data, model=None, optimizer=sgd, ways=("all",), **options):
+    before, plain, results = trained(rule, data, model, optimizer, **options)
+    for way, segment in itertools.product(ways, (None, 2) if rule == "bptt" else (None,)):
+        _, again, other_results = trained(rule, data, model, optimizer, recompute=way, segment=segment, **options)
+        assert_same(plain, again)
+        assert_same_results(results, other_results)
+    frozen = [key for key in before if rule == "decolle" and key.startswith("auxiliary.")]
+    assert unchanged(before, plain) == frozen  # every weight and statistic took part
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule(rule):
+    assert_recomputing_changes_nothing(rule, batches(2), ways=("all", "twice"))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "resnet18"])
+@pytest.mark.parametrize("rule", ["bptt", "stdl"])
+def test_every_model(rule, name):
+    assert_recomputing_changes_nothing(rule, batches(1, name), functools.partial(small, name))
+
+
+@pytest.mark.parametrize("rule", ["bptt", "stdl"])
+@pytest.mark.parametrize("neuron", [FusedPLIF, FusedALIF])
+def test_every_neuron(rule, neuron):
+    assert_recomputing_changes_nothing(rule, batches(2), functools.partial(small, neuron=neuron), ways=("all", "twice"))
+
+
+@pytest.mark.parametrize("rule", ["bptt", "sltt"])
+def test_sequences(rule):
+    assert_recomputing_changes_nothing(rule, batches(2, frames=T), ways=("all", "twice"))
+
+
+@pytest.mark.parametrize("rule", ["bptt", "stdl"])
+def test_convolutions_that_read_bits(rule):
+    data = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in batches(1)]
+    model = functools.partial(small, width=0.25)
+    assert_recomputing_changes_nothing(rule, data, lambda: model().to(memory_format=torch.channels_last))
+
+
+@pytest.mark.parametrize("rule", ["bptt", "stdl"])
+def test_other_optimizers(rule):
+    assert_recomputing_changes_nothing(rule, batches(2), optimizer=adamw)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_online_under_autocast(precision):
+    assert_recomputing_changes_nothing("stdl", batches(2), precision=precision)
+
+
+def test_through_time_under_autocast():
+    """Without recomputation a weight's copy in low precision adds up the gradients of all time steps in low precision;
+    here each time step has its own, so the two agree to the rounding of bfloat16."""
+    _, plain, _ = trained("bptt", batches(1), precision="bf16")
+    for way in ("all", "twice"):
+        _, again, _ = trained("bptt", batches(1), precision="bf16", recompute=way)
+        for key, value in plain.items():
+            torch.testing.assert_close(again[key], value, rtol=2e-2, atol=2e-3)
+    _, once, _ = trained("bptt", batches(1), precision="bf16", recompute="all")
+    _, twice, _ = trained("bptt", batches(1), precision="bf16", recompute="twice")
+    assert_same(once, twice)
+
+
+class Own(Unit):
+    """A unit that says nothing of pieces, with dropout, a buffer it changes itself, two neurons and a conv of
+    PyTorch's own with a bias."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.in_channels = self.out_channels = channels
+        self.first, self.second = nn.Conv2d(channels, channels, 3, padding=1), nn.Conv2d(channels, channels, 1)
+        self.neurons = nn.ModuleList([FusedLIF(decay=0.5), FusedPLIF(decay=0.5)])
+        self.dropout = nn.Dropout(0.3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.neurons[1](self.second(self.dropout(self.neurons[0](self.first(x)))))
+
+    def rebuild(self, in_channels, stride):
+        return Own(in_channels)
+
+
+def own_network():
+    torch.manual_seed(5)
+    return nn.Sequential(ConvUnit(3, 8), Own(8), SEWBlock(8, 8), ResidualBlock(8, 8), Own(8), Head(8, 10))
+
+
+@pytest.mark.parametrize("rule", ["bptt", "sltt", "ell"])
+def test_a_unit_that_is_one_piece_and_draws_random_numbers(rule):
+    data = batches(2)
+    plain, states = {}, []
+    for way in ("none", "all", "twice"):
+        made = make(rule, own_network(), data[0][0], recompute=way)
+        torch.manual_seed(9)
+        train(made, data, T)
+        states.append(torch.get_rng_state())
+        found = numbers(made)
+        plain = plain or found
+        assert_same(plain, found)
+        assert found["model.1.calls"] == 2 * T
+    assert all(torch.equal(states[0], state) for state in states)
+
+
+def test_some_pieces_and_not_others():
+    data = batches(1)
+    for rule in ("bptt", "sltt"):
+        plain = make(rule, small(), data[0][0])
+        train(plain, data, T)
+        names = [stage.name for stage in plain.flow(plain.subnetworks[0]).stages]
+        for chosen in (names[:1], names[3:9:2], names[-4:]):
+            levels = {(0, name): 1 + place % 2 for place, name in enumerate(chosen)}
+            made = make(rule, small(), data[0][0])
+            made.plan = made.plan.recomputing(levels)
+            train(made, data, T)
+            assert_same(numbers(plain), numbers(made))
+
+
+class TestHooks:
+    def trained(self, recompute, hook, where):
+        data = batches(1)
+        rule = make("sltt", small(), data[0][0], recompute=recompute)
+        (module,) = [m for name, m in rule.model.named_modules() if name == where]
+        seen = []
+        module.register_forward_hook(functools.partial(hook, seen))
+        train(rule, data, T)
+        return numbers(rule), seen
+
+    @pytest.mark.parametrize("where", ["2", "2.norm1", "2.conv2", "2.neuron2", "0.conv"])
+    def test_one_that_looks_is_called_once(self, where):
+        def look(seen, module, args, output):
+            seen.append((args[0].clone(), output.clone()))
+
+        plain, seen = self.trained("none", look, where)
+        again, seen_again = self.trained("all", look, where)
+        assert_same(plain, again)
+        assert len(seen) == len(seen_again) == T
+        assert all(
+            torch.equal(a, b)
+            for one, other in zip(seen, seen_again, strict=True)
+            for a, b in zip(one, other, strict=True)
+        )
+
+    @pytest.mark.parametrize("where", ["2.norm1", "2.conv2", "0.conv"])
+    def test_one_that_changes_the_output_does_so_both_times(self, where):
+        def change(seen, module, args, output):
+            seen.append(output)
+            return output * 0.5
+
+        plain, seen = self.trained("none", change, where)
+        again, seen_again = self.trained("all", change, where)
+        assert_same(plain, again)
+        assert (len(seen), len(seen_again)) == (T, 2 * T)
+
+
+@pytest.mark.parametrize("rule", ["bptt", "stdl"])
+def test_frozen_weights(rule):
+    def frozen():
+        model = small()
+        for parameter in model[:3].parameters():
+            parameter.requires_grad_(False)
+        return model
+
+    data = batches(1)
+    plan = {} if rule == "bptt" else {"budget": 1.0}
+    _, plain, _ = trained(rule, data, frozen, **plan)
+    _, again, _ = trained(rule, data, frozen, recompute="all", **plan)
+    assert_same(plain, again)
+
+
+@pytest.mark.parametrize("rule", ["bptt", "stdl"])
+def test_nothing_is_held_after_a_step(rule):
+    """Rings of references would keep the states of one subnetwork alive while the next one runs."""
+    import gc
+    import weakref
+
+    data = batches(1)
+    made = make(rule, small(), data[0][0], recompute="all")
+    states = []
+    neuron = made.model[1].neuron1
+    keep = type(neuron).reset
+    gc.disable()
+    try:
+        neuron.reset = lambda: (states.extend(weakref.ref(s) for s in neuron.states()), keep(neuron))
+        train(made, data, T)
+        assert states
+        assert not any(state() is not None for state in states)
+    finally:
+        gc.enable()
+
+
+class TestRefusals:
+    def test_unknown(self):
+        with pytest.raises(ValueError, match=r"^unknown recompute 'some': pass one of none, auto, all, twice\.$"):
+            make("sltt", small(), batches(1)[0][0], recompute="some")
+
+    def test_the_plain_form(self):
+        with pytest.raises(ValueError, match=r'^memory "paper" is the plain form, which recomputes nothing: pass mem'):
+            make("sltt", small(), batches(1)[0][0], recompute="all", memory="paper")
+
+
+def test_levels_of_a_unit_that_runs_as_a_whole():
+    recompute = Recompute({(0, "1:64R.1"): 1, (0, "1:64R.2"): 2, (1, "1:64R.1"): 1})
+    assert [recompute.level(0, name) for name in ("1:64R", "1:64R.1", "2:64R")] == [2, 1, 0]
+    assert Recompute(default=1).level(3, "0:64C3") == 1
+
+
+def test_rules_say_what_they_recompute():
+    x = batches(1)[0][0]
+    assert "every piece runs again" in repr(SLTT(small(), sgd, x, recompute="all"))
+    assert "twice" in repr(BPTT(small(), sgd, x, recompute="twice"))
+    assert "again" not in repr(BPTT(small(), sgd, x))
