@@ -1,8 +1,8 @@
 """Runs every CPU kernel with all its operands against pages without access: `python -m tests.kernels.guarded`.
 
-Each operand ends where a page without access begins, and in a second round begins where one ends. A kernel that reads or
-writes outside an operand ends the process, and the last line printed names the kernel and the size. Operands that the
-kernels' callers make are guarded too: the functions that make them are replaced here.
+Each operand ends where a page without access begins, and in a second round begins where one ends. A kernel that reads
+or writes outside an operand ends the process, and the last line printed names the kernel and the size. Operands that
+the kernels' callers make are guarded too: the functions that make them are replaced here.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def neuron_cases(guard: Guard) -> Iterator[Case]:
     for step, dtype, reset in (
         ("exact", torch.float32, "soft"), ("exact", torch.bfloat16, "hard"), ("exact", torch.float64, "none"),
         ("online", torch.float32, "hard"), ("online", torch.float16, "soft"), ("over its input", torch.float32, "soft"),
-        ("over its input", torch.bfloat16, "none"), ("sequence", torch.float32, "soft"), ("sequence", torch.bfloat16, "hard"),
+        ("over its input", torch.bfloat16, "none"), ("sequence", torch.float32, "soft"),
+        ("sequence", torch.bfloat16, "hard"),
     ):  # fmt: skip
         for size in SIZES:
             yield f"lif, {step}, {reset} reset, {dtype}, {size} neurons", partial(lif, guard, step, size, dtype, reset)

@@ -118,7 +118,13 @@ def test_same_output_and_gradients(kind, layout, stride, groups, padding):
 
 def test_given_back_after_an_error_too():
     conv, other = nn.Conv2d(4, 8, 1, 2), nn.Conv2d(4, 8, 3, 2)
-    with pytest.raises(RuntimeError), taking_pixels_first([conv, other, nn.ReLU(), conv]):
-        assert type(other) is nn.Conv2d
-        conv(torch.randn(1, 5, 8, 8))
+    kinds = []
+
+    def fail() -> None:
+        with taking_pixels_first([conv, other, nn.ReLU(), conv]):
+            kinds.extend(type(layer) for layer in (conv, other))
+            raise KeyError
+
+    pytest.raises(KeyError, fail)
+    assert kinds == [PixelsFirst, nn.Conv2d]
     assert type(conv) is nn.Conv2d
