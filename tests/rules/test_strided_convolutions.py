@@ -125,6 +125,7 @@ def test_given_back_after_an_error_too():
             kinds.extend(type(layer) for layer in (conv, other))
             raise KeyError
 
-    pytest.raises(KeyError, fail)
+    with pytest.raises(KeyError):
+        fail()
     assert kinds == [PixelsFirst, nn.Conv2d]
     assert type(conv) is nn.Conv2d
