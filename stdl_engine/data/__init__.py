@@ -84,4 +84,5 @@ def load_dataset(
     for option in options:
         if option not in known:
             raise ValueError(f"{name} has no option {option!r}: its options are {', '.join(known)}.")
-    return DATASETS[name](root=Path(root).expanduser(), steps=steps, on_bad_sample=on_bad_sample, **options)
+    with extra("train"):  # some loaders import a library only when they are called
+        return DATASETS[name](root=Path(root).expanduser(), steps=steps, on_bad_sample=on_bad_sample, **options)
