@@ -12,7 +12,7 @@ with extra("train"):
     from .arrays import npz
     from .base import BadSampleError, Dataset, FileSource, MemorySource, check_on_bad_sample
     from .embedded import digits, digits_events
-    from .event_folder import event_folder
+    from .event_folders import event_folder
     from .events import cifar10_dvs, gait_day_dvs, har_dvs, n_mnist
     from .folders import folder
     from .identity import fingerprint

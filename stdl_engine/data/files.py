@@ -39,6 +39,17 @@ def list_folder(folder: Path) -> list[Path]:
         ) from error
 
 
+def walk(folder: Path, extension: str) -> list[Path]:
+    """Every file of this kind in a folder and the folders in it, in the order of the names."""
+    files: list[Path] = []
+    for path in list_folder(folder):
+        if path.is_dir() and not path.is_symlink():
+            files += walk(path, extension)
+        elif path.name.endswith(extension):
+            files.append(path)
+    return files
+
+
 def class_folders(split: Path) -> list[str]:
     """The names of the folders in a split."""
     found = list_folder(split)

@@ -22,7 +22,7 @@ from torchvision.datasets.utils import check_integrity
 from .archives import read_npz, reason_of
 from .base import BadSampleError, read_checked
 from .cache import VERSION
-from .files import read_sealed, state_of, write_sealed
+from .files import read_sealed, state_of, walk, write_sealed
 from .frames import check_frames_fit, integrate
 from .locks import preparing
 from .progress import progress
@@ -88,7 +88,7 @@ def build_frames(kind: type, root: Path, steps: int, split_by: str, on_bad_sampl
     """Make sure of the frames of root/events_np, and name the recordings that cannot be read."""
     recordings, frames = root / "events_np", root / f"frames_number_{steps}_split_by_{split_by}"
     marker = root / f"{frames.name}.complete.json"
-    paths = sorted(recordings.rglob("*.npz"))
+    paths = walk(recordings, ".npz")
     if not paths:
         raise ValueError(f"the folder {recordings} has no recordings: it must hold <class>/*.npz.")
     height, width = kind.get_H_W()
