@@ -13,7 +13,7 @@ from .aedat4 import read_aedat4
 from .arrays import event_preparation
 from .base import BadSampleError, Dataset, read_checked
 from .cache import VERSION, FrameCache
-from .files import Files, list_files, own_splits, read_sealed, state_of, write_sealed
+from .files import Files, clear_unfinished, list_files, own_splits, read_sealed, state_of, write_sealed
 from .frames import check_frames_fit, check_split
 from .locks import preparing
 from .prepare import check_augment
@@ -116,9 +116,11 @@ def _find_sensor(
     wanted = {"version": VERSION, "source": state_of((path for path, _ in files), root), "columns": columns}
     entry = read_sealed(known, wanted)
     if entry is None:
-        with preparing(root, f"the sensor's size of {root.name}"):
+        with preparing(root, f"the sensor's size of {root.name}") as alone:
             entry = read_sealed(known, wanted)
             if entry is None:
+                if alone:
+                    clear_unfinished(known)
                 width, height = _outermost(root, files, read, steps, on_bad_sample)
                 entry = {**wanted, "width": width, "height": height}
                 write_sealed(known, entry)

@@ -147,3 +147,11 @@ def test_more_than_the_machine_has():
     check_promise(memory, "it")
     with pytest.raises(ValueError, match=r"^it has [\d.]+ \w+, and this machine's memory [\d.]+ \w+$"):
         check_promise(memory + 1, "it")
+
+
+def test_arrays_that_fit_one_by_one_only(tmp_path, monkeypatch):
+    np.savez(tmp_path / "a.npz", x=np.zeros(600, np.uint8), y=np.zeros(600, np.uint8))
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 1000}.__getitem__)
+    assert len(read_npz(tmp_path / "a.npz", lambda names: ["x"])["x"]) == 600
+    with pytest.raises(ValueError, match=r"^it all together has [^,]+, and this machine's memory "):
+        read_npz(tmp_path / "a.npz", lambda names: names)

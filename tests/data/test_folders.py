@@ -144,6 +144,8 @@ def test_links(tree):
     with pytest.raises(BadSampleError, match=r"loop\.png cannot be read \(Too many levels of symbolic links\)"):
         load_dataset("folder", tree)
     assert load_dataset("folder", tree, on_bad_sample="skip").train.bad_samples == (loop,)
+    os.mkfifo(tree / "train/cat/pipe.png")  # reading it would wait for ever
+    assert len(load_dataset("folder", tree, on_bad_sample="skip").train) == 13
     (tree / "train/fox").symlink_to(tree / "train/fox")
     with pytest.raises(ValueError, match=r"^the link \S+fox leads nowhere: mend it or remove it\.$"):
         load_dataset("folder", tree)

@@ -209,6 +209,16 @@ def test_an_unfinished_set_of_recordings(cifar):
         load(cifar)
 
 
+def test_linked_folders_of_recordings(cifar):
+    recordings = home(cifar) / "events_np"
+    (recordings / "bird").rename(cifar / "elsewhere")
+    (recordings / "bird").symlink_to(cifar / "elsewhere")
+    assert load(cifar).num_classes == 3
+    (cifar / "elsewhere" / "back").symlink_to(recordings)
+    with pytest.raises(ValueError, match=r"^the link \S+bird.back leads back to a folder that it is in: remove it\.$"):
+        load(cifar)
+
+
 def test_no_recordings(cifar):
     shutil.rmtree(home(cifar) / "events_np")
     (home(cifar) / "events_np").mkdir()
