@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from ..memory.layers import SpikeConv2d
 from ..memory.spikes import is_spikes, mark_counts
 from ..neurons import Neuron
-from ..neurons.foreign import convert_neurons
+from ..neurons.foreign import convert_neurons, unchanged_on_error, unit_instead_of
 from ..units import Head, Unit, output_of, pool_label
-from .models import block_unit, is_block, layers_of
+from .blocks import block_unit, is_block
+from .models import layers_of
 
 WEIGHTS = (nn.Conv2d, nn.Linear)
 NORMS = (nn.BatchNorm2d, nn.BatchNorm1d, nn.GroupNorm)
@@ -128,17 +129,22 @@ def units_from(model: nn.Module, *, backend: str = "auto") -> nn.Sequential:
     Takes an `nn.Sequential` (nested ones too) of convolutions, norms, neurons, pools, dropout, flattening and linear
     layers, and SpikingJelly's `sew_resnet*` (with cnf "ADD"), `spiking_resnet*` (18 and 34 layers) and `spiking_vgg*`,
     in step mode "s". Its neurons are swapped for fused ones of this backend in place. The units compute what the model
-    does and hold its own layers, so that training them trains the model. What cannot be cut is an error that names it.
+    does and hold its own layers, so that training them trains the model. What cannot be cut is an error that names it,
+    after which the model is as it was.
 
     Example:
         >>> model = sew_resnet18(cnf="ADD", spiking_neuron=neuron.LIFNode, num_classes=10)
         >>> rule = STDL(units_from(model), optimizer, sample=x, budget=0.5)
     """
-    convert_neurons(model, backend=backend, strict=True)
-    groups = _groups(_layers(model, ""))
-    if len(groups) < 2:
-        raise _refusal("", model, "it has no layer with a neuron before its classifier")
-    return nn.Sequential(*(_unit(group) for group in groups[:-1]), _head(groups[-1]))
+    for name, module in model.named_modules():
+        if instead := unit_instead_of(module):
+            raise _refusal(name, module, instead)
+    with unchanged_on_error(model):
+        convert_neurons(model, backend=backend, strict=True)
+        groups = _groups(_layers(model, ""))
+        if len(groups) < 2:
+            raise _refusal("", model, "it has no layer with a neuron before its classifier")
+        return nn.Sequential(*(_unit(group) for group in groups[:-1]), _head(groups[-1]))
 
 
 Named = tuple[str, nn.Module]
@@ -211,7 +217,7 @@ def _is_dropout(layer: nn.Module) -> bool:
 def _unit(group: Group) -> Unit:
     name, layer = group[0]
     if is_block(layer):
-        return block_unit(layer, functools.partial(_copy_of, layer.sn1), functools.partial(_refusal, name, layer))
+        return block_unit(layer, functools.partial(_copy_of, layer.sn1))
     if _is_unit(layer):
         return layer
     layers = [layer for _, layer in group]

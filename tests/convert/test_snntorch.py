@@ -142,12 +142,6 @@ def test_copies_and_pickles():
         pickle.dumps(fused)
 
 
-def running() -> nn.Module:
-    leaky = snn.Leaky(0.9)
-    leaky(torch.ones(3))
-    return leaky
-
-
 LEFT = {
     "beta is learned": lambda: snn.Leaky(0.9, learn_beta=True),
     "threshold is learned": lambda: snn.Leaky(0.9, learn_threshold=True),
@@ -156,7 +150,6 @@ LEFT = {
     "worth 2": lambda: snn.Leaky(0.9, graded_spikes_factor=2.0),
     "not a positive": lambda: snn.Leaky(0.9, threshold=0.0),
     "quantised": lambda: snn.Leaky(0.9, state_quant=torch.round),
-    "middle of a sequence": running,
     "none of atan, sigmoid": lambda: snn.Leaky(0.9, spike_grad=surrogate.triangular()),
     "spike_grad": lambda: snn.Leaky(0.9, spike_grad=torch.sigmoid),
     "Synaptic has dynamics of its own": lambda: snn.Synaptic(0.9, 0.8),

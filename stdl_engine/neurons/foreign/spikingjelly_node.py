@@ -1,0 +1,398 @@
+"""A SpikingJelly node that steps by a fused kernel.
+
+The object stays: its place in the model, its hooks, parameters, attributes and memories. Only its class changes, to one
+that derives from both a fused layer and the class it had, as PyTorch's `parametrize` and `fully_shard` do. So whoever
+looks for a `LIFNode` finds it, wherever references to it are held, and what SpikingJelly's functions assign is used:
+the fused layer's settings are properties that read the node's own attributes at every step.
+
+SpikingJelly's state is `v`, after reset; a fused layer's is the membrane before reset, counted from rest. A node holds
+one of the two at a time. A step leaves the membrane. Whoever reads or assigns `v`, directly or as a memory, turns the
+state into `v`, so that a change of `v` in place counts as well; the next step begins from `v` and has no reset to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from ...kernels import dispatch
+from ...kernels.lif.ops import STATE_DTYPE
+from .. import FusedLIF, FusedPLIF, Neuron
+from . import spikingjelly_settings as settings
+from .swap import NotConvertible
+
+PACKAGES = ("spikingjelly.activation_based.neuron", "spikingjelly.clock_driven.neuron")
+"""Where the classes of SpikingJelly's neurons are, from version 0.0.0.0.13 on and before it."""
+
+ITS_BACKENDS = ("torch", "cupy", "inductor")
+"""Backends of SpikingJelly's, which compute what the fused kernels do; assigning one changes nothing here."""
+
+
+RESET_BY = ("v_threshold", "v_reset", "detach_reset", "surrogate_function")
+"""The attributes that say how a membrane is reset."""
+
+
+def _setting(read: Callable[[nn.Module], Any]) -> property:
+    """A setting of the fused layer, read from the node's own attributes each time."""
+
+    def get(node: FusedNode) -> Any:
+        try:
+            return read(node)
+        except NotConvertible as reason:
+            raise ValueError(
+                f"{type(node).__name__} cannot take a step: {reason}; assign a value that has a fused equal "
+                "(docs/convert.md)."
+            ) from None
+
+    return property(get, doc=read.__doc__)
+
+
+class FusedNode:
+    """What all fused nodes share; goes before a fused layer in the list of bases."""
+
+    kind: ClassVar[type[nn.Module]]
+    """SpikingJelly's class, or one that derives from it, which the node had before."""
+
+    rest = _setting(settings.rest)
+    threshold = _setting(settings.threshold)
+    surrogate = _setting(settings.surrogate)
+    _precision = _setting(settings.precision)
+    reset_value = 0.0
+
+    _v: Tensor | float
+    """SpikingJelly's state; in use while `membrane` is None."""
+    _started = False
+    """Whether `membrane` was just made from `v`, for a step that has yet to be taken."""
+    _skips_reset = False
+    """Whether that step must not reset what seems to have fired."""
+
+    @property
+    def reset_mode(self) -> str:
+        if self._skips_reset and self.memory_form != "paper":  # whose step has no reset before it
+            return "none"
+        return "soft" if self.v_reset is None else "hard"
+
+    @property
+    def v(self) -> Tensor | float:
+        """The membrane after reset, with its history; a number where there is no state."""
+        if self.membrane is not None:
+            if not self._started:
+                v = self.membrane if self.memory_form == "paper" else self.after_reset(self.membrane)
+                self._v = v + self.rest if self.rest else v
+            self.v = self._v
+        return self._v
+
+    @v.setter
+    def v(self, value: Tensor | float) -> None:
+        vars(self).update(_v=value, membrane=None, _started=False, _skips_reset=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "v":  # also a Parameter, which nn.Module would register
+            FusedNode.v.fset(self, value)
+            return
+        if name in RESET_BY and self.membrane is not None:
+            self.v  # noqa: B018 - the reset that is due is by the value so far
+        super().__setattr__(name, value)
+
+    @property
+    def v_seq(self) -> Tensor | None:
+        """With `store_v_seq`, v after each step: of the last call in step mode "m", since the reset in mode "s"."""
+        return torch.stack(self._v_steps) if self._v_steps else None
+
+    @v_seq.setter
+    def v_seq(self, values: Tensor | None) -> None:
+        self._v_steps = [] if values is None else list(values)
+
+    @property
+    def backend(self) -> str:
+        """Of the fused kernels."""
+        return self._kernels
+
+    @backend.setter
+    def backend(self, value: str) -> None:
+        if value not in ITS_BACKENDS:
+            dispatch.check_name(value)
+            self._kernels = value
+
+    @property
+    def _memories(self) -> Memories:
+        """SpikingJelly's table of states by name."""
+        return Memories(self)
+
+    @_memories.setter
+    def _memories(self, values: MutableMapping[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def prepare(self, x: Tensor) -> None:
+        self._precision  # noqa: B018 - an error where one is set
+        dtype, m = STATE_DTYPE.get(x.dtype), self.membrane
+        if m is not None and (m.shape, m.dtype, m.device) != (x.shape, dtype, x.device):
+            self.v  # noqa: B018 - what SpikingJelly makes fit is v
+        if self.membrane is None and dtype is not None:
+            self.membrane, self._skips_reset = self._start(x, dtype)
+            self._started = True
+        super().prepare(x)
+
+    def _start(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
+        """A membrane for input `x` from `v`, and whether some of it may be at the threshold already."""
+        v, rest = self._v, self.rest
+        if isinstance(v, Tensor) and v.shape == x.shape:
+            return v.to(x.device, dtype) - rest, True
+        start = rest if isinstance(v, Tensor) else v  # with another shape SpikingJelly begins anew
+        return torch.full_like(x, start - rest, dtype=dtype, requires_grad=False), start - rest >= self.threshold
+
+    def step(self, x: Tensor, in_place: bool) -> Tensor:
+        spikes = super().step(x, in_place)
+        if self._started:
+            self._started = self._skips_reset = False
+        if self.store_v_seq:
+            self._v_steps.append(self.v)
+        return spikes
+
+    def sequence(self, x: Tensor) -> Tensor:
+        self._v_steps = []
+        if self.store_v_seq:
+            return Neuron.sequence(self, x)  # step by step
+        self.prepare(x[0])
+        if not self._skips_reset:
+            spikes = super().sequence(x)
+            self._started = False
+            return spikes
+        first = self.step(x[0], in_place=False).unsqueeze(0)
+        return torch.cat([first, super().sequence(x[1:])]) if len(x) > 1 else first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._counted():
+            with as_it_was(self):
+                return self.forward(x)
+        return super().forward(x)
+
+    def _counted(self) -> bool:
+        """Whether a SpikingJelly counter is looking, which knows the operations of SpikingJelly's own nodes only."""
+        if torch.compiler.is_compiling() or self.online or self.memory_form is not None:
+            return False
+        modes = (*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack())
+        return any(type(mode).__module__.startswith("spikingjelly.") for mode in modes)
+
+    def single_step_forward(self, x: Tensor) -> Tensor:
+        """One time step, whatever the step mode."""
+        self.prepare(x)
+        return self.step(x, in_place=self.online)
+
+    def multi_step_forward(self, x_seq: Tensor) -> Tensor:
+        """A sequence [T, ...], whatever the step mode."""
+        return self.sequence(x_seq) if len(x_seq) else x_seq.clone()
+
+    def single_step_functional_forward(self, inputs: tuple, states: tuple, **options) -> tuple[tuple, tuple]:
+        """Outputs and new states from given ones; the node's own state stays as it is."""
+        return self._from_states("single_step", inputs, states, options)
+
+    def multi_step_functional_forward(self, inputs: tuple, states: tuple, **options) -> tuple[tuple, tuple]:
+        return self._from_states("multi_step", inputs, states, options)
+
+    def _from_states(self, how: str, inputs: tuple, states: tuple, options: dict) -> tuple[tuple, tuple]:
+        if self._counted():
+            with as_it_was(self):
+                return getattr(self, f"{how}_functional_forward")(inputs, states, **options)
+        own = self.set_aside()
+        try:
+            self._memories = dict(zip(self._memories, states, strict=True))
+            output = getattr(self, f"{how}_forward")(*inputs)
+            return (output,), tuple(self._memories.values())
+        finally:
+            self.take_back(own)
+
+    def reset(self) -> None:
+        super().reset()
+        self._memories = {name: copy.deepcopy(value) for name, value in self._memories_rv.items()}
+        self._v_steps = []
+
+    def set_aside(self) -> dict[str, Any]:
+        names = ("membrane", "_v", "_started", "_skips_reset", "_v_steps", *(name for name in self._memories_rv if name != "v"))
+        state = {name: getattr(self, name) for name in names}
+        self.reset()
+        return state
+
+    def take_back(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    def detach_state(self) -> None:
+        super().detach_state()
+        vars(self).update(_detached(vars(self)))
+
+    def detach(self) -> None:
+        """Keep the state but not its history: what `functional.detach_net` calls."""
+        self.detach_state()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedNode:
+        super()._apply(fn, recurse)
+        if isinstance(self._v, Tensor):
+            with torch.no_grad():
+                moved = fn(self._v)
+            if moved.dtype not in STATE_DTYPE.values():  # .half() and .bfloat16(): the state stays as exact as it is
+                moved = self._v.to(moved.device)
+            vars(self)["_v"] = moved
+        return self
+
+    def __getstate__(self) -> dict:
+        state = super().__getstate__()
+        return state | _detached(state)
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        """For copies and pickles: the class is made when it is needed, from SpikingJelly's, which has a name."""
+        return _new, (self.kind,), self.__getstate__()
+
+    def extra_repr(self) -> str:
+        return f"{self.kind.extra_repr(self)}, kernels={self.backend!r}"
+
+
+class LeakyNode(FusedNode):
+    """For `LIFNode`."""
+
+    decay = _setting(settings.decay)
+    scale = _setting(settings.scale)
+
+
+class IntegratingNode(FusedNode):
+    """For `IFNode`."""
+
+    decay = 1.0
+    scale = 1.0
+
+
+class ParametricNode(FusedNode):
+    """For `ParametricLIFNode`, whose parameter keeps its meaning, 1/tau = sigmoid(w)."""
+
+    scale = 1.0
+
+    @property
+    def logit(self) -> Tensor:
+        return -self.w
+
+    @property
+    def scale_by_decay(self) -> bool:
+        return self.decay_input
+
+
+class Seam:
+    """Comes between a fused layer and SpikingJelly's class: what the layer does itself ends here."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        return nn.Module._apply(self, fn, recurse)
+
+    def _replicate_for_data_parallel(self) -> nn.Module:
+        return nn.Module._replicate_for_data_parallel(self)
+
+
+BASES: dict[str, tuple[type, ...]] = {
+    "LIFNode": (LeakyNode, FusedLIF, Seam),
+    "IFNode": (IntegratingNode, FusedLIF, Seam),
+    "ParametricLIFNode": (ParametricNode, FusedPLIF, Seam),
+}
+"""What goes before a class of SpikingJelly's, by its name without "MultiStep"."""
+
+
+class Memories(MutableMapping):
+    """SpikingJelly's table of a node's states, which are attributes here; `v` is one only when somebody asks for it."""
+
+    def __init__(self, node: FusedNode) -> None:
+        self.node = node
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.node._memories_rv:
+            raise KeyError(name)
+        return getattr(self.node, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self.node, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"the memory {name} of a {type(self.node).__name__} cannot be removed.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.node._memories_rv)
+
+    def __len__(self) -> int:
+        return len(self.node._memories_rv)
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self)
+
+    def __deepcopy__(self, memo: dict) -> dict[str, Any]:
+        return copy.deepcopy(dict(self), memo)
+
+
+def origin(kind: type) -> type | None:
+    """The class of SpikingJelly's that a class is, or derives from; None where it is no neuron of SpikingJelly's."""
+    return next((base for base in kind.__mro__ if base.__module__.startswith(PACKAGES)), None)
+
+
+@functools.cache
+def fused_class(kind: type[nn.Module]) -> type[FusedNode]:
+    """The fused class for one of SpikingJelly's, or for one derived from it."""
+    bases = BASES[origin(kind).__name__.removeprefix("MultiStep")]
+    doc = f"`{kind.__name__}` of {kind.__module__} on a fused kernel."
+    return type(f"Fused{kind.__name__}", (*bases, kind), {"kind": kind, "__module__": __name__, "__doc__": doc})
+
+
+def become_fused(node: nn.Module, backend: str) -> None:
+    """Make a node fused, in place, with its state; it must have been checked."""
+    kind, own = fused_class(type(node)), vars(node)
+    dispatch.check_name(backend)
+    layer = vars((FusedPLIF if issubclass(kind, FusedPLIF) else FusedLIF)())
+    added = {name: value for name, value in layer.items() if name not in own and not hasattr(kind, name)}
+    if origin(kind).__name__.startswith("MultiStep"):
+        added["step_mode"] = "m"
+    if not hasattr(kind, "store_v_seq"):  # an attribute of later versions
+        added["store_v_seq"] = False
+    _take_over(node, kind, added | {"_kernels": backend})
+
+
+def _take_over(node: nn.Module, kind: type[FusedNode], added: dict[str, Any]) -> None:
+    """Turn SpikingJelly's own object into a fused one: its memories become attributes."""
+    own = vars(node)
+    memories = own.pop("_memories")
+    v_seq = own.pop("v_seq", None)
+    node.__class__ = kind
+    own.update(added)
+    node._memories = memories
+    if "v_seq" not in memories:
+        node.v_seq = v_seq
+
+
+@contextlib.contextmanager
+def as_it_was(node: FusedNode) -> Iterator[None]:
+    """Inside, a fused node is SpikingJelly's own again; its state goes along, there and back."""
+    kind, own, memories = type(node), vars(node), dict(node._memories)
+    v_seq = node.v_seq
+    for name in memories.keys() & own.keys():
+        del own[name]
+    node.__class__ = kind.kind
+    own.update(_memories=memories, v_seq=v_seq)
+    try:
+        yield
+    finally:
+        _take_over(node, kind, {})
+
+
+def _new(kind: type[nn.Module]) -> FusedNode:
+    fused = fused_class(kind)
+    return fused.__new__(fused)
+
+
+def _detached(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a state that are no `membrane`, without their history."""
+    v = attributes["_v"]
+    return {
+        "_v": v.detach() if isinstance(v, Tensor) else v,
+        "_v_steps": [step.detach() for step in attributes["_v_steps"]],
+    }
