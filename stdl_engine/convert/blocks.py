@@ -12,6 +12,7 @@ from ..memory.spikes import is_spikes, mark_counts
 from ..units import MakeNeuron, ResidualBlock, SEWBlock, Shortcut, Unit, after_norm, conv, output_of
 from .models import name_of
 
+
 class Bottleneck(ResidualBlock):
     """1×1 conv - norm - neuron - 3×3 conv - norm - neuron - 1×1 conv - norm, plus the shortcut, then a neuron:
     "256B(s2)". The 3×3 convolution has `width` channels in `groups`.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..memory.layers import SpikeConv2d
 from ..memory.spikes import is_spikes, mark_counts
 from ..neurons import Neuron
-from ..neurons.foreign import convert_neurons, unchanged_on_error, unit_instead_of
+from ..neurons.foreign import FusedNode, convert_neurons, unchanged_on_error, unit_instead_of
 from ..units import Head, Unit, output_of, pool_label
 from .blocks import block_unit, is_block
 from .models import layers_of
@@ -187,22 +187,28 @@ def _groups(layers: Iterator[Named]) -> list[Group]:
 
 def _check_layer(name: str, layer: nn.Module) -> None:
     """Reject what no unit can be made of."""
-    if any(getattr(part, "step_mode", "s") != "s" for part in layer.modules()):
-        raise _refusal(
-            name, layer, 'it takes whole sequences; rules run one step at a time, call set_step_mode(model, "s") first'
-        )
     known = (*WEIGHTS, *NORMS, *POOLS, *FLATTENING, *OTHERS, Neuron, Head)
-    if isinstance(layer, known) or _is_unit(layer) or _is_dropout(layer) or hasattr(layer, "voting_size"):
-        return
+    if not (isinstance(layer, known) or _is_unit(layer) or _is_dropout(layer) or hasattr(layer, "voting_size")):
+        raise _refusal(name, layer, _why_unknown(layer))
+    if any(getattr(part, "step_mode", "s") != "s" for part in layer.modules()):
+        single = _its_name(layer).removeprefix("MultiStep")  # of SpikingJelly before 0.0.0.0.13
+        remedy = f"put {single} in its place" if single != _its_name(layer) else 'call set_step_mode(model, "s")'
+        raise _refusal(name, layer, f"it takes whole sequences; rules run one step at a time, {remedy} first")
+
+
+def _why_unknown(layer: nn.Module) -> str:
+    for wrapped in ("module", "_orig_mod"):  # DataParallel and its kin, torch.compile
+        if isinstance(getattr(layer, wrapped, None), nn.Module):
+            return f"it wraps a model, which learning rules run themselves; pass model.{wrapped}"
     if next(layer.children(), None) is not None:
-        raise _refusal(
-            name, layer, "it runs its layers by a forward of its own; pass an nn.Sequential of them, or make it a Unit "
+        return (
+            "it runs its layers by a forward of its own; pass an nn.Sequential of them, or make it a Unit "
             "(docs/units.md)"
-        )  # fmt: skip
-    raise _refusal(
-        name, layer, "units are made of 2d convolutions, linear layers, norms, fused neurons, pools, dropout and "
-        "flattening; make it part of a Unit (docs/units.md)"
-    )  # fmt: skip
+        )
+    return (
+        "units are made of 2d convolutions, linear layers, norms, fused neurons, pools, dropout and flattening; make "
+        "it part of a Unit (docs/units.md)"
+    )
 
 
 def _is_unit(layer: nn.Module) -> bool:
@@ -279,5 +285,9 @@ def _first(size: int | tuple[int, ...]) -> int:
 
 
 def _refusal(name: str, layer: nn.Module, reason: str) -> ValueError:
-    where = f"{name} ({type(layer).__name__})" if name else f"the model ({type(layer).__name__})"
-    return ValueError(f"{where} cannot be cut into units: {reason}.")
+    return ValueError(f"{name or 'the model'} ({_its_name(layer)}) cannot be cut into units: {reason}.")
+
+
+def _its_name(layer: nn.Module) -> str:
+    """The name of a layer's class in the model as it was given."""
+    return (layer.kind if isinstance(layer, FusedNode) else type(layer)).__name__

@@ -268,7 +268,7 @@ def test_neurons_with_other_dynamics_are_named(name):
 
 def test_strict_names_what_is_left_and_changes_nothing():
     net = nn.Sequential(neuron.LIFNode(), Leaking(), neuron.QIFNode())
-    with pytest.raises(NotConvertible, match=r"1 \(Leaking\) has no fused equal: .*1 more .*docs/convert\.md"):
+    with pytest.raises(NotConvertible, match=r"1 \(Leaking\) has .*; nor have 2 \(QIFNode\)\. Build .*docs/"):
         convert_neurons(net, strict=True)
     assert [type(node) for node in net] == [neuron.LIFNode, Leaking, neuron.QIFNode]
 

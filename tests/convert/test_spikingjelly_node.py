@@ -279,7 +279,7 @@ def test_monitors_find_them(name):
             through_net = torch.stack([net(frame) for frame in images()])
             torch.manual_seed(2)
             through_net.backward(torch.randn_like(through_net))
-            records.append((watched.monitored_layers, [r for r in watched.records]))
+            records.append((watched.monitored_layers, list(watched.records)))
     (names, expected), (own_names, found) = records
     assert own_names == names != []
     assert len(found) == len(expected) > 0
@@ -397,7 +397,7 @@ def test_memories_of_one_s_own():
     assert torch.equal(fused.trace, torch.ones(2))
     fused.reset()
     assert torch.equal(fused.trace, torch.zeros(2))
-    with pytest.raises(TypeError, match="memory v .* cannot be removed"):
+    with pytest.raises(TypeError, match=r"memory v .* cannot be removed"):
         del fused.v
 
 

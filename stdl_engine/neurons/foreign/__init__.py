@@ -1,5 +1,6 @@
 """Neurons of other libraries, made fused where that computes the same."""
 
+from .spikingjelly_node import FusedNode
 from .swap import (
     Left,
     NotConvertible,
@@ -12,6 +13,7 @@ from .swap import (
 )
 
 __all__ = [
+    "FusedNode",
     "Left",
     "NotConvertible",
     "Report",

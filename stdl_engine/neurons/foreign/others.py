@@ -25,10 +25,7 @@ def is_neuron(module: nn.Module) -> bool:
 
 def check(node: nn.Module) -> None:
     """There is no fused layer for any of them."""
-    raise NotConvertible(
-        f"it is a neuron of {_library(node)}, and only those of SpikingJelly and snnTorch are converted; build the "
-        "model with FusedLIF, or with SpikingJelly's LIFNode, in its place"
-    )
+    raise NotConvertible(f"it is a neuron of {_library(node)}; only those of SpikingJelly and snnTorch are converted")
 
 
 def _library(module: nn.Module) -> str | None:

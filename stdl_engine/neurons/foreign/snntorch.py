@@ -129,9 +129,12 @@ def unit_instead_of(module: nn.Module) -> str | None:
         return f"{why}; put a FusedLIF in its place (of this Leaky, {reason})"
     reset = {"subtract": "soft", "zero": "hard", "none": "none"}[module.reset_mechanism]
     decay, threshold = min(max(module.beta.item(), 0.0), 1.0), module.threshold.item()
+    like = f"{_surrogate(module.spike_grad)}"
+    if like.startswith("FastSigmoid"):
+        like = f"{__name__}.{like}"  # which is only here
     layer = (
         f"FusedLIF(decay={decay:.9g}, threshold={threshold:.9g}, reset={reset!r}, "
-        f"detach_reset={module.reset_delay}, surrogate={_surrogate(module.spike_grad)})"
+        f"detach_reset={module.reset_delay}, surrogate={like})"
     )
     same = "which computes the same but for a membrane of just the threshold, which fires"
     if reset == "soft":

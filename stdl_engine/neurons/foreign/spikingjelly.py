@@ -13,8 +13,11 @@ from torch import nn
 
 from .. import FusedLIF, FusedPLIF
 from . import spikingjelly_settings as settings
-from .spikingjelly_node import BASES, FusedNode, ParametricNode, become_fused, fused_class, origin
+from .spikingjelly_classes import BASES, ParametricNode, fuse, fused_class, origin
+from .spikingjelly_node import FusedNode
 from .swap import NotConvertible
+
+__all__ = ["check", "fuse", "is_neuron"]
 
 HARMLESS = {
     "__init__", "extra_repr", "__module__", "__qualname__", "__doc__", "__annotations__", "__orig_bases__", "__dict__",
@@ -46,9 +49,6 @@ def check(node: nn.Module) -> None:
         settings.decay(node)
     if getattr(node, "backend", None) == "lava":
         raise NotConvertible("its backend is lava, which computes in fixed point")
-
-
-fuse = become_fused
 
 
 def _check_class(kind: type, its: type) -> None:

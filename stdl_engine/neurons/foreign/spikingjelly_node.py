@@ -12,10 +12,8 @@ state into `v`, so that a change of `v` in place counts as well; the next step b
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -25,12 +23,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ...kernels import dispatch
 from ...kernels.lif.ops import STATE_DTYPE
-from .. import FusedLIF, FusedPLIF, Neuron
+from .. import Neuron
 from . import spikingjelly_settings as settings
+from .spikingjelly_memories import Memories, as_it_was
 from .swap import NotConvertible
-
-PACKAGES = ("spikingjelly.activation_based.neuron", "spikingjelly.clock_driven.neuron")
-"""Where the classes of SpikingJelly's neurons are, from version 0.0.0.0.13 on and before it."""
 
 ITS_BACKENDS = ("torch", "cupy", "inductor")
 """Backends of SpikingJelly's, which compute what the fused kernels do; assigning one changes nothing here."""
@@ -40,7 +36,7 @@ RESET_BY = ("v_threshold", "v_reset", "detach_reset", "surrogate_function")
 """The attributes that say how a membrane is reset."""
 
 
-def _setting(read: Callable[[nn.Module], Any]) -> property:
+def setting(read: Callable[[nn.Module], Any]) -> property:
     """A setting of the fused layer, read from the node's own attributes each time."""
 
     def get(node: FusedNode) -> Any:
@@ -61,10 +57,10 @@ class FusedNode:
     kind: ClassVar[type[nn.Module]]
     """SpikingJelly's class, or one that derives from it, which the node had before."""
 
-    rest = _setting(settings.rest)
-    threshold = _setting(settings.threshold)
-    surrogate = _setting(settings.surrogate)
-    _precision = _setting(settings.precision)
+    rest = setting(settings.rest)
+    threshold = setting(settings.threshold)
+    surrogate = setting(settings.surrogate)
+    _precision = setting(settings.precision)
     reset_value = 0.0
 
     _v: Tensor | float
@@ -128,7 +124,7 @@ class FusedNode:
         return Memories(self)
 
     @_memories.setter
-    def _memories(self, values: MutableMapping[str, Any]) -> None:
+    def _memories(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             setattr(self, name, value)
 
@@ -217,7 +213,14 @@ class FusedNode:
         self._v_steps = []
 
     def set_aside(self) -> dict[str, Any]:
-        names = ("membrane", "_v", "_started", "_skips_reset", "_v_steps", *(name for name in self._memories_rv if name != "v"))
+        names = (
+            "membrane",
+            "_v",
+            "_started",
+            "_skips_reset",
+            "_v_steps",
+            *(name for name in self._memories_rv if name != "v"),
+        )
         state = {name: getattr(self, name) for name in names}
         self.reset()
         return state
@@ -247,146 +250,8 @@ class FusedNode:
         state = super().__getstate__()
         return state | _detached(state)
 
-    def __reduce_ex__(self, protocol: int) -> tuple:
-        """For copies and pickles: the class is made when it is needed, from SpikingJelly's, which has a name."""
-        return _new, (self.kind,), self.__getstate__()
-
     def extra_repr(self) -> str:
         return f"{self.kind.extra_repr(self)}, kernels={self.backend!r}"
-
-
-class LeakyNode(FusedNode):
-    """For `LIFNode`."""
-
-    decay = _setting(settings.decay)
-    scale = _setting(settings.scale)
-
-
-class IntegratingNode(FusedNode):
-    """For `IFNode`."""
-
-    decay = 1.0
-    scale = 1.0
-
-
-class ParametricNode(FusedNode):
-    """For `ParametricLIFNode`, whose parameter keeps its meaning, 1/tau = sigmoid(w)."""
-
-    scale = 1.0
-
-    @property
-    def logit(self) -> Tensor:
-        return -self.w
-
-    @property
-    def scale_by_decay(self) -> bool:
-        return self.decay_input
-
-
-class Seam:
-    """Comes between a fused layer and SpikingJelly's class: what the layer does itself ends here."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        return nn.Module._apply(self, fn, recurse)
-
-    def _replicate_for_data_parallel(self) -> nn.Module:
-        return nn.Module._replicate_for_data_parallel(self)
-
-
-BASES: dict[str, tuple[type, ...]] = {
-    "LIFNode": (LeakyNode, FusedLIF, Seam),
-    "IFNode": (IntegratingNode, FusedLIF, Seam),
-    "ParametricLIFNode": (ParametricNode, FusedPLIF, Seam),
-}
-"""What goes before a class of SpikingJelly's, by its name without "MultiStep"."""
-
-
-class Memories(MutableMapping):
-    """SpikingJelly's table of a node's states, which are attributes here; `v` is one only when somebody asks for it."""
-
-    def __init__(self, node: FusedNode) -> None:
-        self.node = node
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.node._memories_rv:
-            raise KeyError(name)
-        return getattr(self.node, name)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self.node, name, value)
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError(f"the memory {name} of a {type(self.node).__name__} cannot be removed.")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.node._memories_rv)
-
-    def __len__(self) -> int:
-        return len(self.node._memories_rv)
-
-    def copy(self) -> dict[str, Any]:
-        return dict(self)
-
-    def __deepcopy__(self, memo: dict) -> dict[str, Any]:
-        return copy.deepcopy(dict(self), memo)
-
-
-def origin(kind: type) -> type | None:
-    """The class of SpikingJelly's that a class is, or derives from; None where it is no neuron of SpikingJelly's."""
-    return next((base for base in kind.__mro__ if base.__module__.startswith(PACKAGES)), None)
-
-
-@functools.cache
-def fused_class(kind: type[nn.Module]) -> type[FusedNode]:
-    """The fused class for one of SpikingJelly's, or for one derived from it."""
-    bases = BASES[origin(kind).__name__.removeprefix("MultiStep")]
-    doc = f"`{kind.__name__}` of {kind.__module__} on a fused kernel."
-    return type(f"Fused{kind.__name__}", (*bases, kind), {"kind": kind, "__module__": __name__, "__doc__": doc})
-
-
-def become_fused(node: nn.Module, backend: str) -> None:
-    """Make a node fused, in place, with its state; it must have been checked."""
-    kind, own = fused_class(type(node)), vars(node)
-    dispatch.check_name(backend)
-    layer = vars((FusedPLIF if issubclass(kind, FusedPLIF) else FusedLIF)())
-    added = {name: value for name, value in layer.items() if name not in own and not hasattr(kind, name)}
-    if origin(kind).__name__.startswith("MultiStep"):
-        added["step_mode"] = "m"
-    if not hasattr(kind, "store_v_seq"):  # an attribute of later versions
-        added["store_v_seq"] = False
-    _take_over(node, kind, added | {"_kernels": backend})
-
-
-def _take_over(node: nn.Module, kind: type[FusedNode], added: dict[str, Any]) -> None:
-    """Turn SpikingJelly's own object into a fused one: its memories become attributes."""
-    own = vars(node)
-    memories = own.pop("_memories")
-    v_seq = own.pop("v_seq", None)
-    node.__class__ = kind
-    own.update(added)
-    node._memories = memories
-    if "v_seq" not in memories:
-        node.v_seq = v_seq
-
-
-@contextlib.contextmanager
-def as_it_was(node: FusedNode) -> Iterator[None]:
-    """Inside, a fused node is SpikingJelly's own again; its state goes along, there and back."""
-    kind, own, memories = type(node), vars(node), dict(node._memories)
-    v_seq = node.v_seq
-    for name in memories.keys() & own.keys():
-        del own[name]
-    node.__class__ = kind.kind
-    own.update(_memories=memories, v_seq=v_seq)
-    try:
-        yield
-    finally:
-        _take_over(node, kind, {})
-
-
-def _new(kind: type[nn.Module]) -> FusedNode:
-    fused = fused_class(kind)
-    return fused.__new__(fused)
 
 
 def _detached(attributes: dict[str, Any]) -> dict[str, Any]:

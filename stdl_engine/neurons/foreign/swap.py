@@ -114,10 +114,11 @@ def convert_neurons(model: nn.Module, *, backend: str = "auto", strict: bool = F
             libraries[id(node)] = library
             swapped.append(Swapped(name=name, was=type(node).__name__, layer=node))
     if strict and left:
+        first, *more = [f"{entry.name or 'the model'} ({entry.was})" for entry in left]
+        nor = f"; nor have {', '.join(more)}" if more else ""
         raise NotConvertible(
-            f"{left[0].name or 'the model'} ({left[0].was}) has no fused equal: {left[0].reason}"
-            f"{f'; {len(left) - 1} more have none' if len(left) > 1 else ''}; use a neuron that has one "
-            "(docs/convert.md)."
+            f"{first} has no fused equal: {left[0].reason}{nor}. Build the model with neurons that have one, for "
+            "example FusedLIF or SpikingJelly's LIFNode (docs/convert.md)."
         )
     for entry in swapped:
         if (library := libraries.pop(id(entry.layer), None)) is not None:  # None at the second place of a shared one
