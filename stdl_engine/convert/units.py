@@ -115,6 +115,13 @@ class DropoutOverTime(Neuron):
             self.membrane = self.dropout.create_mask(x)
         return x * self.membrane
 
+    def __getstate__(self) -> dict:
+        """For copies: without the mask that SpikingJelly's layer holds if the model was run by its own forward."""
+        dropout = copy.copy(self.dropout)
+        dropout._memories = dict(dropout._memories_rv)
+        state = super().__getstate__()
+        return state | {"_modules": state["_modules"] | {"dropout": dropout}}
+
 
 class ToVector(nn.Module):
     """Maps as vectors, by their mean; vectors as they are."""

@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -399,6 +401,29 @@ def test_memories_of_one_s_own():
     assert torch.equal(fused.trace, torch.zeros(2))
     with pytest.raises(TypeError, match=r"memory v .* cannot be removed"):
         del fused.v
+
+
+def test_a_v_that_was_read_is_not_kept_alive():
+    fused = fused_like(neuron.LIFNode())
+    fused(torch.randn(3, requires_grad=True))
+    v = weakref.ref(fused.v)
+    fused(torch.randn(3)).sum()
+    with torch.no_grad():
+        fused.detach()
+    gc.collect()
+    assert v() is None
+
+
+def test_starts_and_memories_move_with_the_module():
+    fused = fused_like(neuron.LIFNode())
+    fused.set_reset_value("v", torch.full((2,), 0.5))
+    fused.register_memory("trace", torch.ones(2))
+    fused.reset()
+    fused.double()
+    assert fused.v.dtype == fused.trace.dtype == fused._memories_rv["v"].dtype == torch.float64
+    fused.to("meta")
+    assert fused.v.is_meta
+    assert fused.trace.is_meta
 
 
 def test_copies_pickles_and_moves_take_the_state_along():

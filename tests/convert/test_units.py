@@ -228,6 +228,18 @@ def test_plans_before_running_and_after():
     assert predict(STDL, units, sgd, x, STEPS, budget=0.8).peak_bytes == first
 
 
+def test_plans_in_the_middle_of_a_sequence():
+    """Also after somebody has read the state, which is then held in another form; a plan and a step leave it alone."""
+    model, x, y = made("plain")
+    units = units_from(model)
+    first = predict(STDL, units, sgd, x, STEPS, budget=0.8).peak_bytes
+    model(x)
+    v = model[0][2].v
+    assert predict(STDL, units, sgd, x, STEPS, budget=0.8).peak_bytes == first
+    STDL(units, sgd, x, budget=0.8).step(x, y, STEPS)
+    assert model[0][2].v is v
+
+
 def test_a_mask_lasts_a_sequence():
     model = nn.Sequential(nn.Linear(4, 50), neuron.IFNode(), layer.Dropout(0.5), nn.Linear(50, 2))
     unit = units_from(model)[0]

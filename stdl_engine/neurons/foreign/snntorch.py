@@ -124,7 +124,8 @@ def unit_instead_of(module: nn.Module) -> str | None:
     if not isinstance(module, Leaky):
         return f"{why}; put a FusedLIF, FusedPLIF or FusedALIF in its place"
     try:
-        check(module) if type(module) is Leaky else None
+        if not isinstance(module, FusedLeaky):
+            check(module)
     except NotConvertible as reason:
         return f"{why}; put a FusedLIF in its place (of this Leaky, {reason})"
     reset = {"subtract": "soft", "zero": "hard", "none": "none"}[module.reset_mechanism]

@@ -63,8 +63,8 @@ class FusedNode:
     _precision = setting(settings.precision)
     reset_value = 0.0
 
-    _v: Tensor | float
-    """SpikingJelly's state; in use while `membrane` is None."""
+    _v: Tensor | float | None
+    """SpikingJelly's state, where `membrane` is not in use."""
     _started = False
     """Whether `membrane` was just made from `v`, for a step that has yet to be taken."""
     _skips_reset = False
@@ -149,7 +149,7 @@ class FusedNode:
     def step(self, x: Tensor, in_place: bool) -> Tensor:
         spikes = super().step(x, in_place)
         if self._started:
-            self._started = self._skips_reset = False
+            self._v, self._started, self._skips_reset = None, False, False
         if self.store_v_seq:
             self._v_steps.append(self.v)
         return spikes
@@ -161,7 +161,7 @@ class FusedNode:
         self.prepare(x[0])
         if not self._skips_reset:
             spikes = super().sequence(x)
-            self._started = False
+            self._v, self._started = None, False
             return spikes
         first = self.step(x[0], in_place=False).unsqueeze(0)
         return torch.cat([first, super().sequence(x[1:])]) if len(x) > 1 else first
@@ -213,14 +213,7 @@ class FusedNode:
         self._v_steps = []
 
     def set_aside(self) -> dict[str, Any]:
-        names = (
-            "membrane",
-            "_v",
-            "_started",
-            "_skips_reset",
-            "_v_steps",
-            *(name for name in self._memories_rv if name != "v"),
-        )
+        names = ("membrane", "_v", "_started", "_skips_reset", "_v_steps", *self._more_memories())
         state = {name: getattr(self, name) for name in names}
         self.reset()
         return state
@@ -236,14 +229,17 @@ class FusedNode:
         """Keep the state but not its history: what `functional.detach_net` calls."""
         self.detach_state()
 
+    def _more_memories(self) -> list[str]:
+        """The memories that are neither `v` nor made of it."""
+        return [name for name in self._memories_rv if name not in ("v", "v_seq")]
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedNode:
         super()._apply(fn, recurse)
-        if isinstance(self._v, Tensor):
-            with torch.no_grad():
-                moved = fn(self._v)
-            if moved.dtype not in STATE_DTYPE.values():  # .half() and .bfloat16(): the state stays as exact as it is
-                moved = self._v.to(moved.device)
-            vars(self)["_v"] = moved
+        own, starts = vars(self), self._memories_rv
+        for table, names in ((own, ["_v", *self._more_memories()]), (starts, list(starts))):
+            for name in names:
+                if isinstance(table[name], Tensor):
+                    table[name] = _moved(table[name], fn)
         return self
 
     def __getstate__(self) -> dict:
@@ -252,6 +248,13 @@ class FusedNode:
 
     def extra_repr(self) -> str:
         return f"{self.kind.extra_repr(self)}, kernels={self.backend!r}"
+
+
+def _moved(state: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.no_grad():
+        moved = fn(state)
+    # .half() and .bfloat16(): the state stays as exact as it is
+    return moved if moved.dtype in STATE_DTYPE.values() else state.to(moved.device)
 
 
 def _detached(attributes: dict[str, Any]) -> dict[str, Any]:
