@@ -189,7 +189,7 @@ def fake_copy(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {id(b): fake_like(b) for b in model.buffers()}
     memo |= {id(p): nn.Parameter(fake_like(p), requires_grad=p.requires_grad) for p in model.parameters()}
     with unset_fake_temporarily():  # states are no fake tensors
-        for neuron in (m for m in model.modules() if isinstance(m, Neuron) and m.membrane is not None):
+        for neuron in (m for m in model.modules() if isinstance(m, Neuron)):
             stateless = copy.copy(neuron)
             stateless.reset()
             memo[id(neuron)] = copy.deepcopy(stateless, memo)
