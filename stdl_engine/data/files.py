@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..files import write_atomically
+from ..atomic_files import write_atomically
 
 Files = Sequence[tuple[Path, int]]
 """Paths of samples and their labels."""
