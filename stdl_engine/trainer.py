@@ -37,6 +37,13 @@ SCALARS = (
 """Figures of an epoch that TensorBoard shows one curve of each."""
 
 
+NEEDED = (
+    "epoch", "train_loss", "train_accuracy", "train_seconds", "samples", "test_accuracy", "process_peak_bytes",
+    "process_growth_bytes",
+)  # fmt: skip
+"""Figures of an epoch without which the run cannot be summed up."""
+
+
 class Diverged(ArithmeticError):
     """The loss is no longer a number."""
 
@@ -248,6 +255,8 @@ class Trainer:
             self.rule.load_state_dict(state["rule"])
             self.epoch, self.batch, self.meter = state["epoch"], state["batch"], Meter(**state["meter"])
             self.rows, self.peak_bytes = state["rows"], state["peak_bytes"]
+            if lacking := {name for row in self.rows for name in NEEDED if name not in row}:
+                raise KeyError(", ".join(sorted(lacking)))
             self.folder.write_metrics(self.rows)  # lines written after the checkpoint are about to be written again
             torch.set_rng_state(state["rng"])
             if state["cuda_rng"] and self.device.type == "cuda":
