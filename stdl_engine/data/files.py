@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..files import write_atomically
+from ..atomic_files import write_atomically
 
 Files = Sequence[tuple[Path, int]]
 """Paths of samples and their labels."""

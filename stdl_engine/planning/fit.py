@@ -26,7 +26,7 @@ from .auxiliary import Layer, Search, Shape, Variant, fitted
 from .budgets import format_bytes
 from .network import Network
 from .plan import Part, Plan, make_part
-from .planner import Trainable, fake_copy, fake_like, faking, measure
+from .planner import Prediction, Trainable, fake_copy, fake_like, faking, measure
 from .profile import Profile, Step
 
 TRIES_PER_DEPTH = 4
@@ -47,25 +47,27 @@ def plan_within_bytes(
     *,
     layerwise: bool = False,
     sequence: bool = False,
+    binary: bool = False,
 ) -> Plan:
     """The fewest subnetworks, with the deepest auxiliary networks, whose training step peaks at no more than `budget`
     bytes, under the autocast in force.
 
     As in Algorithm 1 earlier subnetworks are the longer ones, and auxiliary networks grow in order. `trial` makes the
     rule whose steps are measured, on batches like `sample`, which has no numbers. With `sequence` the input is T
-    different frames.
+    different frames. With `binary` the plan speaks of GiB, else of GB.
     """
     with unset_fake_temporarily(), faking():
-        return Fitting(network, trial, sample, T, variant, sequence).best(budget, layerwise)
+        return Fitting(network, trial, sample, T, variant, sequence, binary).best(budget, layerwise)
 
 
 class Fitting:
     """The search for one network, batch and number of time steps."""
 
     def __init__(
-        self, network: Network, trial: Trial, sample: Tensor, T: int, variant: Variant, sequence: bool = False
-    ) -> None:
-        self.network, self.trial, self.batch_size, self.T = network, trial, len(sample), T
+        self, network: Network, trial: Trial, sample: Tensor, T: int, variant: Variant, sequence: bool = False,
+        binary: bool = False,
+    ) -> None:  # fmt: skip
+        self.network, self.trial, self.batch_size, self.T, self.binary = network, trial, len(sample), T, binary
         self.variant, self.count = variant, len(network.units)
         self.search = Search(network.units, network.shapes, network.memory, variant)
         self.fake = Network.sharing(network, fake_copy(network.model))
@@ -87,27 +89,34 @@ class Fitting:
         limit = budget
         while (parts := self.fewest(limit, layerwise)) is not None:
             plan = self.plan(self.deepened(parts, limit))
-            excess = self.measured(plan) - budget
-            if excess <= 0:
-                return replace(plan, notes=(self.note(budget + excess, budget),))
-            limit -= excess
+            step = self.whole_step(plan)
+            if step.peak_bytes <= budget:
+                return self.within(budget, plan, step)
+            limit -= step.peak_bytes - budget
         plan = self.plan(self.smallest_parts(layerwise))
-        needed = self.measured(plan)
-        if needed <= budget:
-            return replace(plan, notes=(self.note(needed, budget),))
+        step = self.whole_step(plan)
+        if step.peak_bytes <= budget:
+            return self.within(budget, plan, step)
         raise ValueError(
-            f"no partition of this network trains within {format_bytes(budget)} at a batch of {self.batch_size}: "
-            f"the smallest budget that works is {needed} bytes ({format_bytes(needed)})."
+            f"no partition of this network trains within {self.words(budget)} at a batch of {self.batch_size}: "
+            f"the smallest budget that works is {step.peak_bytes} bytes ({self.words(step.peak_bytes)})."
         )
 
     def plan(self, parts: Sequence[Part]) -> Plan:
         return Plan(tuple(parts), self.network.total, None, self.network.memory, self.variant)
 
-    def note(self, peak: int, budget: int) -> str:
-        return (
-            f"peak {format_bytes(peak)} of a budget of {format_bytes(budget)}, batch {self.batch_size}, "
+    def within(self, budget: int, plan: Plan, step: Prediction) -> Plan:
+        """The plan with what its training step takes of the budget, and each of its subnetworks."""
+        note = (
+            f"peak {self.words(step.peak_bytes)} of a budget of {self.words(budget)}, batch {self.batch_size}, "
             f"{self.T} time steps"
         )
+        shares = tuple(part["peak_bytes"] / budget for part in step.subnetworks)
+        return replace(plan, notes=(note,), byte_shares=shares)
+
+    def words(self, size: int) -> str:
+        """Bytes as the budget was written."""
+        return format_bytes(size, self.binary)
 
     def fewest(self, limit: float, layerwise: bool = False) -> list[Part] | None:
         """The fewest subnetworks that train within limit, with auxiliary networks of one layer; None if none do."""
@@ -209,9 +218,9 @@ class Fitting:
             step = step.then(self.profile(part))
         return self.base + step.peak
 
-    def measured(self, plan: Plan) -> int:
-        """The same, by training the whole network."""
-        return measure(self.rule(plan), self.x, self.labels, self.T).peak_bytes
+    def whole_step(self, plan: Plan) -> Prediction:
+        """The same and more, by training the whole network."""
+        return measure(self.rule(plan), self.x, self.labels, self.T)
 
     def profile(self, part: Part) -> Profile:
         """What a subnetwork takes, from its training on two time steps: from the second on each step is the same."""

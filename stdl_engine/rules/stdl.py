@@ -54,7 +54,7 @@ class STDL(Rule):
 
     def _check_promise(self, x: Tensor, T: int) -> None:
         """Refuse a batch that takes more memory than the budget was planned for."""
-        planned = f"the budget of {format_bytes(self.budget.size)} was planned for "
+        planned = f"the budget of {format_bytes(self.budget.size, self.budget.binary)} was planned for "
         is_sequence = x.ndim > 1 + len(self.network.in_shape)
         batch_size = x.shape[1] if is_sequence else len(x)
         if is_sequence and not self.sequence:
@@ -83,6 +83,6 @@ class STDL(Rule):
         if self.budget.size is not None:
             return plan_within_bytes(
                 self.network, self.budget.size, self.trial, self.sample, self.steps, self.variant,
-                layerwise=self.layerwise, sequence=self.sequence,
+                layerwise=self.layerwise, sequence=self.sequence, binary=self.budget.binary,
             )  # fmt: skip
         return plan_within(self.network, self.budget.fraction * self.network.total, self.variant, self.layerwise)
