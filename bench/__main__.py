@@ -21,7 +21,7 @@ if absent := missing("rich") or missing("matplotlib"):
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from stdl_engine.files import write_atomically
+from stdl_engine.atomic_files import write_atomically
 
 from . import places, registry, report
 from .machine import conditions

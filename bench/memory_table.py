@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
-from stdl_engine.plan import plan
-from stdl_engine.recipes import RECIPES, Recipe
+from stdl_engine.building import predict_peak
+from stdl_engine.recipes import RECIPES, Recipe, by_rule
 
 RULE_NAMES = ("bptt", "sltt", "decolle", "ell", "stdl")
 
@@ -52,7 +52,7 @@ def rows() -> list[Published]:
 
 def peak_gb(recipe: Recipe, rule: str, memory: str) -> float:
     """Planned peak in GB (1e9 bytes)."""
-    return plan(recipe, rule, memory).peak_bytes / 1e9
+    return predict_peak(by_rule(recipe, rule, memory)).peak_bytes / 1e9
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from stdl_engine.files import write_atomically
+from stdl_engine.atomic_files import write_atomically
 
 from . import places, registry, report
 from .results import Run, append, runs

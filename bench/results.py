@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stdl_engine.files import write_atomically
+from stdl_engine.atomic_files import write_atomically
 
 from .machine import CONDITIONS
 from .timing import Spread

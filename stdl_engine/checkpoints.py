@@ -1,7 +1,8 @@
 """Checkpoints: whole or not there, checked when read, and the one before kept in case the last is damaged.
 
 A checkpoint's name ends in the hash of its content (`checkpoint-000004-1f0c….pt`), so a file cut short or changed is
-recognised before anything of it is used, and it is read by `torch.load(weights_only=True)`, which runs no code.
+recognised before anything of it is used, and it is read by `torch.load(weights_only=True)`, which runs no code. The
+weights of the best epoch are kept the same way, as `best-000004-….pt`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,21 @@ from typing import Any
 
 import torch
 
-from .files import write_atomically
+from .atomic_files import write_atomically
 
 KEPT = 2
 """How many checkpoints are kept, the last ones."""
 DIGITS = 16
 """Hexadecimal digits of the hash in a name."""
-NAME = re.compile(rf"checkpoint-(\d+)-([0-9a-f]{{{DIGITS}}})\.pt")
+NAME = re.compile(rf"(checkpoint|best)-(\d+)-([0-9a-f]{{{DIGITS}}})\.pt")
+CONTENT = {
+    "best": {"config": dict, "rule": dict, "epoch": int},
+    "checkpoint": {
+        "config": dict, "rule": dict, "epoch": int, "data": str, "batch": int, "meter": dict, "rows": list,
+        "peak_bytes": int, "rng": torch.Tensor, "cuda_rng": list,
+    },
+}  # fmt: skip
+"""What the two kinds of files hold."""
 
 
 class CheckpointError(ValueError):
@@ -29,24 +38,45 @@ class CheckpointError(ValueError):
 
 def save(folder: Path, batches: int, state: dict[str, Any]) -> Path:
     """Write a checkpoint after so many batches and remove all but the last few."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    content = buffer.getvalue()
-    path = folder / f"checkpoint-{batches:06d}-{digest(content)}.pt"
-    write_atomically(path, content)
-    for old in saved(folder)[:-KEPT]:
-        old.unlink(missing_ok=True)
+    path = _write(folder, "checkpoint", batches, state)
+    *others, _ = saved(folder)
+    for old in others:
+        if old not in others[-KEPT + 1 :] or batches_of(old) == 0:
+            old.unlink(missing_ok=True)
     return path
 
 
-def saved(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first."""
-    found = [
-        (int(match[1]), path.stat().st_mtime_ns, path)
+def save_best(folder: Path, batches: int, state: dict[str, Any]) -> Path:
+    """Write the best weights so far, after so many batches, and remove those before."""
+    path = _write(folder, "best", batches, state)
+    for old in saved(folder, "best"):
+        if old != path:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def _write(folder: Path, kind: str, batches: int, state: dict[str, Any]) -> Path:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getvalue()
+    path = folder / f"{kind}-{batches:06d}-{digest(content)}.pt"
+    write_atomically(path, content)
+    return path
+
+
+def saved(folder: Path, kind: str = "checkpoint") -> list[Path]:
+    """The checkpoints of a folder, or its best weights, oldest first."""
+    entries = [
+        (int(match[2]), path.stat().st_mtime_ns, path)
         for path in folder.iterdir()
-        if (match := NAME.fullmatch(path.name))
+        if (match := NAME.fullmatch(path.name)) and match[1] == kind
     ]
-    return [path for *_, path in sorted(found)]
+    return [path for *_, path in sorted(entries)]
+
+
+def batches_of(path: Path) -> int:
+    """After how many batches a checkpoint was written."""
+    return int(NAME.fullmatch(path.name)[2])
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -55,14 +85,20 @@ def load(path: Path) -> dict[str, Any]:
     if name is None:
         raise CheckpointError(f"{path} is no checkpoint of a run: its name should be checkpoint-BATCHES-HASH.pt.")
     content = path.read_bytes()
-    if digest(content) != name[2]:
+    if digest(content) != name[3]:
         raise CheckpointError(f"the checkpoint {path} is damaged: its content does not match the hash in its name.")
     try:
         state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except Exception as error:  # whatever unpickling meets in a file that is not ours
         raise CheckpointError(f"{path} is no checkpoint: it holds other things than tensors and numbers.") from error
-    if not isinstance(state, dict) or "rule" not in state:
-        raise CheckpointError(f"{path} is no checkpoint of a run: it lacks the rule's state.")
+    wanted = CONTENT[name[1]]
+    lacking = [
+        key for key, kind in wanted.items() if not isinstance(state, dict) or not isinstance(state.get(key), kind)
+    ]
+    if not lacking and "model" not in state["rule"]:
+        lacking = ["the network"]
+    if lacking:
+        raise CheckpointError(f"{path} is no checkpoint of a run: it lacks {', '.join(lacking)}.")
     return state
 
 
@@ -78,6 +114,14 @@ def load_last(folder: Path) -> tuple[Path, dict[str, Any], list[str]]:
     if problems:
         raise CheckpointError(" ".join([*problems, "There is no earlier one: start the run again."]))
     raise CheckpointError(f"{folder} has no checkpoint: pass the folder of a run that has finished an epoch.")
+
+
+def load_best(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The weights of the best epoch."""
+    paths = saved(folder, "best")
+    if not paths:
+        raise CheckpointError(f"{folder} has no best weights: pass the folder of a run that has finished an epoch.")
+    return paths[-1], load(paths[-1])
 
 
 def digest(content: bytes) -> str:

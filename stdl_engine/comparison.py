@@ -1,89 +1,174 @@
-"""Several rules on one recipe, one after the other, in one table."""
+"""Several rules on one recipe, one after the other, each with one seed or several, in one table and one picture.
+
+compare.json      what is compared: the recipe, the rules, how many seeds
+RULE[-seed-N]/    the folder of each run
+comparison.json   the summaries of all runs, once they are over
+comparison.md     their table
+comparison.png    their curves
+log.txt           what was printed, with the time
+"""
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from .files import write_atomically
+from .curves import draw_together
+from .locked_folder import LockedFolder
 from .planning.budgets import format_bytes
-from .recipes import Recipe
+from .printer import Printer
+from .recipes import Recipe, as_dict, by_rule, from_dict
 from .rules import RULES
+from .settings import Between
+
+COMPARED = ("bptt", "sltt", "decolle", "ell", "stdl")
+SEEDS = Between(1, 1000)
+HEADINGS = ("rule", "test accuracy", "peak memory", "samples/s", "memory, BPTT = 1", "samples/s, BPTT = 1")
+
+Train = Callable[[Recipe, Path], dict[str, Any]]
+Resume = Callable[[Path], dict[str, Any]]
 
 
-def compare(
-    recipe: Recipe,
-    rules: Sequence[str],
-    out: Path,
-    train: Callable[[Recipe, Path, Console], dict[str, Any]],
-    console: Console,
-) -> list[dict[str, Any]]:
-    """Train by each rule in a folder of its own, and save and print the table."""
-    for rule in rules:
-        if rule not in RULES:
-            raise ValueError(f"unknown rule {rule!r}: choose from {', '.join(RULES)}.")
-    if len(set(rules)) != len(rules):
-        raise ValueError(f"a rule is named twice in {' '.join(rules)}: name each once.")
-    summaries = []
-    for rule in rules:
-        console.rule(rule)
-        own = replace(recipe, rule=rule, budget=recipe.budget if rule == "stdl" else None)
-        summaries.append(train(own, out / rule, console))
-    write_atomically(out / "comparison.json", json.dumps(summaries, indent=2) + "\n")
-    write_atomically(out / "comparison.md", markdown(summaries, recipe))
-    console.rule()
-    console.print(table(summaries, recipe))
-    console.print(f"saved in {out}", highlight=False)
+class ComparisonFolder(LockedFolder):
+    """The files of a comparison, the folders of its runs among them."""
+
+    settings_file = "compare.json"
+    what = "comparison"
+
+    def refuse_if_taken(self) -> None:
+        """Reject a folder that holds a comparison, or a run."""
+        super().refuse_if_taken()
+        if (self.path / "config.json").exists():
+            raise ValueError(f"{self.path} holds a run already: choose another --out.")
+
+    def begin(self, recipe: Recipe, rules: Sequence[str], seeds: int) -> None:
+        """Keep what is compared."""
+        for rule in rules:
+            if rule not in RULES:
+                raise ValueError(f"unknown rule {rule!r}: choose from {', '.join(RULES)}.")
+        if len(set(rules)) != len(rules):
+            raise ValueError(f"a rule is named twice in {' '.join(rules)}: name each once.")
+        if problem := SEEDS.problem(seeds):
+            raise ValueError(f"--seeds is {seeds}: {problem}.")
+        settings = {"rules": list(rules), "seeds": seeds, "recipe": as_dict(recipe)}
+        self.write(self.settings_file, json.dumps(settings, indent=2) + "\n")
+
+    def settings(self) -> tuple[Recipe, list[str], int]:
+        """What is compared: the recipe, the rules, and how many seeds."""
+        path = self.path / self.settings_file
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            return from_dict(values["recipe"]), list(values["rules"]), int(values["seeds"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} is not what a comparison writes ({error}): start it again.") from error
+
+    def runs(self) -> list[tuple[Recipe, Path]]:
+        """The recipe and the folder of every run."""
+        recipe, rules, seeds = self.settings()
+        return [
+            (replace(by_rule(recipe, rule), seed=recipe.seed + number), self.path / _name(rule, recipe, number, seeds))
+            for rule in rules
+            for number in range(seeds)
+        ]
+
+
+def _name(rule: str, recipe: Recipe, number: int, seeds: int) -> str:
+    return rule if seeds == 1 else f"{rule}-seed-{recipe.seed + number}"
+
+
+def compare(folder: ComparisonFolder, train: Train, resume: Resume, printer: Printer) -> list[dict[str, Any]]:
+    """Train by each rule in a folder of its own, going on with those that were begun, and save and print the table."""
+    recipe, _, seeds = folder.settings()
+    summaries, curves = [], {}
+    with printer.logging_to(folder.path / "log.txt"):
+        for own, path in folder.runs():
+            printer.say(f"── {path.name} ".ljust(60, "─"))
+            if (path / "summary.json").is_file():
+                printer.say("finished before")
+                summaries.append(_read_summary(path / "summary.json"))
+            elif (path / "config.json").is_file():
+                summaries.append(resume(path))
+            else:
+                summaries.append(train(own, path))
+            rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+            curves.setdefault(own.rule, []).append(rows)
+        folder.write("comparison.json", json.dumps(summaries, indent=2) + "\n")
+        folder.write("comparison.md", markdown(summaries, recipe, seeds))
+        folder.write("comparison.png", draw_together(curves, recipe.name))
+        printer.show(table(summaries, recipe, seeds))
+        printer.say(f"saved in {folder.path}")
     return summaries
 
 
-HEADINGS = ("rule", "test accuracy", "peak memory", "samples/s", "memory, BPTT = 1", "samples/s, BPTT = 1")
+def _read_summary(path: Path) -> dict[str, Any]:
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        if not {"rule", "test_accuracy", "peak_bytes", "samples_per_second"} <= summary.keys():
+            raise ValueError("figures are missing")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is not what a run writes ({error}): remove it, and the run is gone on with."
+        ) from error
+    return summary
 
 
 def lines(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """One line a rule; the ratios only where BPTT is among them."""
-    bptt = next((s for s in summaries if s["rule"] == "bptt"), None)
+    """One line a rule, means over its seeds; the ratios only where BPTT is among them."""
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for summary in summaries:
+        by_name.setdefault(summary["rule"], []).append(summary)
 
-    def ratio(summary: dict[str, Any], name: str) -> str:
-        return "" if bptt is None else f"{summary[name] / bptt[name]:.2f}"
+    def mean(rule: str, name: str) -> float:
+        return statistics.fmean(s[name] for s in by_name[rule])
+
+    def ratio(rule: str, name: str) -> str:
+        return f"{mean(rule, name) / mean('bptt', name):.2f}" if by_name.get("bptt") else ""
 
     return [
         (
-            s["rule"].upper(),
-            f"{s['test_accuracy']:.2%}",
-            format_bytes(s["peak_bytes"]),
-            f"{s['samples_per_second']:.0f}",
-            ratio(s, "peak_bytes"),
-            ratio(s, "samples_per_second"),
+            rule.upper(),
+            mean_and_deviation([s["test_accuracy"] for s in own]),
+            format_bytes(mean(rule, "peak_bytes")),
+            f"{mean(rule, 'samples_per_second'):.0f}",
+            ratio(rule, "peak_bytes"),
+            ratio(rule, "samples_per_second"),
         )
-        for s in summaries
+        for rule, own in by_name.items()
     ]
 
 
-def title(recipe: Recipe) -> str:
+def mean_and_deviation(shares: Sequence[float]) -> str:
+    """Shares in per cent, their mean and, of several, the standard deviation of a sample."""
+    if len(shares) == 1:
+        return f"{shares[0]:.2%}"
+    return f"{statistics.fmean(shares):.2%} ± {100 * statistics.stdev(shares):.2f}"
+
+
+def title(recipe: Recipe, seeds: int) -> str:
+    drawn = f"seed {recipe.seed}" if seeds == 1 else f"seeds {recipe.seed} to {recipe.seed + seeds - 1}"
     return (
         f"{recipe.name}: {recipe.model} at width {recipe.width:g}, batch {recipe.batch_size}, T={recipe.steps}, "
-        f"{recipe.epochs} epochs, {recipe.memory} memory, seed {recipe.seed}"
+        f"{recipe.epochs} epochs, {recipe.memory} memory, {drawn}"
     )
 
 
-def table(summaries: Sequence[dict[str, Any]], recipe: Recipe) -> Table:
+def table(summaries: Sequence[dict[str, Any]], recipe: Recipe, seeds: int = 1) -> Table:
     """For the terminal."""
-    found = Table(title=title(recipe), title_justify="left")
+    drawn = Table(title=title(recipe, seeds), title_justify="left")
     for heading in HEADINGS:
-        found.add_column(heading, justify="left" if heading == "rule" else "right")
+        drawn.add_column(heading, justify="left" if heading == "rule" else "right")
     for line in lines(summaries):
-        found.add_row(*line)
-    return found
+        drawn.add_row(*line)
+    return drawn
 
 
-def markdown(summaries: Sequence[dict[str, Any]], recipe: Recipe) -> str:
+def markdown(summaries: Sequence[dict[str, Any]], recipe: Recipe, seeds: int = 1) -> str:
     """For a document."""
     rows = [HEADINGS, ("---",) * len(HEADINGS), *lines(summaries)]
-    return f"{title(recipe)}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return f"{title(recipe, seeds)}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)

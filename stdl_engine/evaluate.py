@@ -1,4 +1,4 @@
-"""Test the trained network of a run: `python -m stdl_engine.evaluate DIR [--data PATH] [--steps T] [--json]`."""
+"""Test the trained network of a run: `python -m stdl_engine.evaluate DIR [--best] [--data PATH] [--json] ...`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .extras import extra
 
 with extra("train", __name__):
     import tyro
-    from rich.console import Console
-    from torch import Tensor
 
-    from . import checkpoints
+    from .building import find_device, load_data
+    from .command_line import parse, run_command
     from .data import Batches
-    from .rules.batch import split_frames
-    from .rules.inference import accuracy, mean_logits
-    from .runs import RunFolder
-    from .trainer import device_of
+    from .printer import Printer
+    from .process_memory import ProcessPeak
+    from .runs import RunFolder, trained_network
+    from .scoring import score
+    from .stopping import StopSignals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,58 +29,69 @@ class Options:
 
     folder: tyro.conf.Positional[Path]
     """The folder of a run."""
+    best: bool = False
+    """The weights of the best epoch, in place of the last checkpoint's."""
     data: Path | None = None
     """Where the data is; by default where it was in training."""
     steps: int | None = None
     """Time steps T; by default those of training."""
     batch_size: int | None = None
+    """By default that of training."""
     device: str = "auto"
+    """"auto" takes a GPU if there is one; else "cpu", "cuda", "cuda:1"."""
     json: bool = False
     """Print JSON."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = tyro.cli(Options, args=arguments, prog="python -m stdl_engine.evaluate", description=__doc__)
-    try:
-        found = evaluate(options)
-    except (ValueError, OSError) as error:
-        print(f"stdl_engine.evaluate: {error}", file=sys.stderr)
-        return 2
+    return run_command("evaluate", command, arguments)
+
+
+def command(arguments: list[str], stop: StopSignals) -> None:
+    if not arguments:
+        raise ValueError("name the folder of a run to test.")
+    described = "Test the trained network of a run."
+    options = parse(Options, None, arguments, "python -m stdl_engine.evaluate", described)
+    result = evaluate(options)
     if options.json:
-        print(json.dumps(found))
+        Printer().say(json.dumps(result))
     else:
-        Console(soft_wrap=True).print(
-            f"{found['recipe']} by {found['rule']}: test accuracy {found['test_accuracy']:.2%} on {found['samples']} "
-            f"samples ({found['checkpoint']})",
-            highlight=False,
+        Printer().say(
+            f"{result['recipe']} by {result['rule']}: test accuracy {result['test_accuracy']:.2%} on "
+            f"{result['samples']} samples ({result['checkpoint']})"
         )
-    return 0
 
 
 def evaluate(options: Options) -> dict[str, Any]:
-    """Accuracy of a run's last checkpoint on its test set."""
-    folder = RunFolder.open(options.folder)
-    recipe = folder.recipe
+    """What a run's last checkpoint, or its best weights, make of its test set."""
+    device = find_device(options.device)
+    model, recipe, path = trained_network(RunFolder.open(options.folder), options.best)
     changes = {name: getattr(options, name) for name in ("data", "steps", "batch_size")}
     recipe = replace(recipe, augment="none", **{name: value for name, value in changes.items() if value is not None})
-    path, state, _ = checkpoints.load_last(folder.path)
-    device = device_of(options.device)
-    model = recipe.build().to(device)
-    model.load_state_dict(state["rule"]["model"])
-    data = recipe.load_data()
-    if (data.in_shape, data.num_classes) != (recipe.in_shape, recipe.num_classes):
+    data = load_data(recipe)
+    if (tuple(data.in_shape), data.num_classes, data.events) != (recipe.in_shape, recipe.num_classes, recipe.events):
         raise ValueError(
-            f"the run was trained on samples {recipe.in_shape} of {recipe.num_classes} classes, and this data has "
-            f"{data.in_shape} of {data.num_classes}: pass the same data by --data."
+            f"the run was trained on {_samples(recipe)}, and this data has {_samples(data)}: pass the same data by "
+            "--data."
         )
+    process = ProcessPeak.start()
     batches = Batches(data.test, batch_size=recipe.batch_size, training=False, workers=recipe.workers)
+    seen = score(model.to(device), batches, recipe, device)
+    return {
+        "recipe": recipe.name,
+        "rule": recipe.rule,
+        "test_accuracy": seen.accuracy,
+        "test_loss": seen.loss,
+        "samples": seen.samples,
+        "firing_rates": seen.firing_rates,
+        "process_peak_bytes": process.peak,
+        "checkpoint": path.name,
+    }
 
-    def predict(x: Tensor) -> Tensor:
-        return mean_logits(model, split_frames(x.to(device), recipe.steps, recipe.in_shape))
 
-    found, samples = accuracy(predict, batches.epoch(0))
-    result = {"recipe": recipe.name, "rule": recipe.rule, "test_accuracy": found, "samples": samples}
-    return {**result, "checkpoint": path.name}
+def _samples(of: Any) -> str:
+    kind = "sequences of frames" if of.events else "images"
+    return f"{kind} {tuple(of.in_shape)} of {of.num_classes} classes"
 
 
 if __name__ == "__main__":

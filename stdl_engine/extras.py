@@ -10,7 +10,7 @@ from typing import NoReturn
 EXTRAS = {
     "train": ("torchvision", "spikingjelly", "sklearn", "h5py", "rich", "tyro", "tensorboard", "matplotlib", "PIL"),
     "convert": ("spikingjelly", "snntorch"),
-    "events": ("aedat",),
+    "events": ("lz4", "zstandard"),
     "bench": ("snntorch", "norse", "sinabs"),
 }
 """Modules that each extra of pyproject.toml brings."""

@@ -1,156 +1,168 @@
-"""What a training step will need, before the first run: `python -m stdl_engine.plan cifar10`.
+"""What a training step will need, before the first run: `python -m stdl_engine.plan RECIPE-OR-MODEL [--budget B] ...`.
 
-Runs the real training step of the real rule on fake tensors (see planning/planner.py): no data, no GPU, seconds.
+Every field of a recipe is an option. The real training step of the real rule runs on fake tensors (see
+planning/planner.py): no data, no GPU, seconds.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
-
-import torch
 
 from .extras import extra
 
 with extra("train", __name__):
-    from rich.console import Console
     from rich.table import Table
 
-    from .planning.budgets import format_bytes, parse_bytes
-    from .planning.planner import PARTS, Prediction, predict
-    from .recipes import MODELS, RECIPES, Recipe, find
-    from .rules import RULES
+    from .building import for_data, load_data, predict_peak
+    from .command_line import given, parse, recipe_in, run_command, with_config
+    from .planning.budgets import format_bytes, parse_budget, parse_bytes
+    from .planning.plan import fold_names
+    from .planning.planner import PARTS, Prediction
+    from .printer import WIDTH, Printer
+    from .recipes import RECIPES, Recipe, by_rule, find
+    from .stopping import StopSignals
 
-COMPARED = (
-    ("bptt", "paper"), ("bptt", "lean"), ("sltt", "paper"), ("sltt", "lean"), ("decolle", "paper"), ("decolle", "lean"),
-    ("ell", "paper"), ("ell", "lean"), ("stdl", "paper"), ("stdl", "lean"),
-)  # fmt: skip
+HEADINGS = ("subnetwork", "auxiliary network")
+COMPARED = ("bptt", "sltt", "decolle", "ell", "stdl")
+SMALLEST_BATCH = 2
+"""Batch norm cannot learn from one sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Recipe):
+    """A recipe's settings, and what to say of them."""
+
+    compare: bool = False
+    """All rules side by side, in both forms of memory."""
+    fit: str | None = None
+    """The largest batch that fits into this much memory, "24GiB", for each rule, or for the one that --rule names."""
+    config: Path | None = None
+    """A file of settings, TOML or JSON, in place of the recipe's."""
+    json: bool = False
+    """Print JSON."""
+
+    def __post_init__(self) -> None:
+        """Nothing: the recipe checks itself when it is taken out of these options."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(arguments)
-    console = Console(stderr=options.json, soft_wrap=True)
-    try:
-        recipe = configured(options)
-        if options.compare:
-            predictions = compare(recipe, options, console)
-            answer: Any = [as_json(p) for p in predictions]
-            show = comparison_table(predictions)
-        elif options.fit is not None:
-            answer = fit(recipe, options, console)
-            show = fit_table(answer, options.fit)
-        else:
-            with console.status("planning"):
-                prediction = plan(recipe, recipe.rule, options.memory, options.autocast)
-            answer, show = as_json(prediction), prediction_table(prediction)
-    except (ValueError, TypeError) as error:
-        print(f"stdl_engine.plan: {error}", file=sys.stderr)
-        return 2
-    if options.json:
-        print(json.dumps(answer, indent=2))
+    return run_command("plan", command, arguments)
+
+
+def command(arguments: list[str], stop: StopSignals) -> None:
+    options, named = parse_options(arguments)
+    printer, progress = Printer(), Printer(stderr=True)
+    recipe = recipe_in(options)
+    if named & {"dataset", "data", "size"} and not {"in_shape", "num_classes"} <= named:
+        recipe = for_data(recipe, load_data(recipe))  # a network for other data than the recipe's has other shapes
+    if options.compare:
+        predictions = compare(recipe, progress)
+        answer: Any = [as_json(p) for p in predictions]
+        table = comparison_table(predictions)
+    elif options.fit is not None:
+        rules = (recipe.rule,) if "rule" in named else COMPARED
+        answer = fit(recipe, rules, options.fit, progress)
+        table = fit_table(answer, options.fit)
     else:
-        console.print(show)
-    return 0
+        with progress.console.status("planning"):
+            prediction = predict_peak(recipe)
+        answer, table = as_json(prediction), prediction_table(prediction, in_binary(recipe.budget))
+    if options.json:
+        printer.say(json.dumps(answer, indent=2))
+    else:
+        printer.show(table)
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m stdl_engine.plan", description=__doc__.splitlines()[0])
-    names = f"recipes: {', '.join(RECIPES)}; models: {', '.join(MODELS)}"
-    parser.add_argument("target", metavar="RECIPE-OR-MODEL", help=names)
-    parser.add_argument("--rule", help=f"one of {', '.join(RULES)}; default: the recipe's")
-    parser.add_argument("--memory", default="lean", choices=("lean", "paper"), help="how activations are kept")
-    parser.add_argument("--batch-size", type=int, help="default: the recipe's")
-    parser.add_argument("--steps", type=int, metavar="T", help="time steps; default: the recipe's")
-    parser.add_argument(
-        "--budget", help='STDL: a fraction (0.5), bytes ("2GiB") or "published" (the default if it exists)'
-    )
-    parser.add_argument("--groups", type=int, default=3, metavar="K", help="groups of the rule even (default 3)")
-    parser.add_argument("--width", type=float, help="multiplies every channel count; default: the recipe's")
-    parser.add_argument(
-        "--bf16", dest="autocast", action="store_const", const=torch.bfloat16, help="under bfloat16 autocast"
-    )
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--compare", action="store_true", help="all rules side by side")
-    mode.add_argument("--fit", metavar="BYTES", help='the largest batch that fits, for each rule: "24GiB"')
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser.parse_args(arguments)
+def parse_options(arguments: list[str]) -> tuple[Options, set[str]]:
+    """The recipe that is named first with what the options change, and the names of what was changed."""
+    named = bool(arguments) and not arguments[0].startswith("-")
+    if not named and not {"help", "config"} & given(arguments) and "-h" not in arguments:
+        raise ValueError(f"name a recipe or a model to plan for: {', '.join(RECIPES)}.")
+    recipe = find(arguments[0]) if named else next(iter(RECIPES.values()))
+    options = arguments[1:] if named else arguments
+    settings, configured = with_config(recipe, options)
+    typed = given(options)
+    if {"compare", "fit"} & typed:
+        _check_modes(typed)
+        settings |= {} if "rule" in typed else {"rule": "stdl"}  # a budget is STDL's, whatever the recipe's own rule
+    described = f"What a training step will need. Recipes: {', '.join(RECIPES)}; the name of a model does too."
+    prog = f"python -m stdl_engine.plan {recipe.name}"
+    return parse(Options, Options(**settings), options, prog, described), typed | configured
 
 
-def configured(options: argparse.Namespace) -> Recipe:
-    """The recipe with what the command line changes."""
-    recipe = find(options.target)
-    rule = options.rule or recipe.rule
-    if rule not in RULES:
-        raise ValueError(f"unknown rule {rule!r}: choose from {', '.join(RULES)}.")
-    for value, name, least in ((options.batch_size, "--batch-size", 2), (options.steps, "--steps", 1)):
-        if value is not None and value < least:
-            raise ValueError(f"{name} is {value}: it must be {least} or more.")
-    if options.width is not None and not 0 < options.width < math.inf:
-        raise ValueError(f"--width is {options.width}: it must be positive and finite, for example 0.25.")
-    if options.budget is not None and rule != "stdl" and not (options.compare or options.fit):
-        raise ValueError(f"--budget is for the rule stdl, and the rule is {rule}: leave one of them out.")
-    changes = {name: getattr(options, name) for name in ("batch_size", "steps", "width", "budget", "groups")}
-    return replace(recipe, rule=rule, **{name: value for name, value in changes.items() if value is not None})
+def _check_modes(typed: set[str]) -> None:
+    """Reject options that would be of no use."""
+    for mode, other in (("compare", "fit"), ("compare", "rule"), ("compare", "memory"), ("fit", "batch_size")):
+        if {mode, other} <= typed:
+            decided = {"rule": "all rules", "memory": "both forms of memory", "batch_size": "the batch size"}
+            why = f"decides {decided[other]} itself" if other in decided else "asks another question"
+            raise ValueError(f"--{mode} {why}: leave --{other.replace('_', '-')} out.")
 
 
-def plan(recipe: Recipe, rule: str, memory: str, autocast: torch.dtype | None = None) -> Prediction:
-    """The peak of one rule on one recipe."""
-    recipe = replace(recipe, rule=rule, budget=recipe.budget if rule == "stdl" else None)
-    with torch.device("meta"):
-        model = recipe.build()
-    shape = (recipe.batch_size, *recipe.in_shape)
-    extra = {"memory": memory, "sequence": recipe.events, "autocast": autocast}
-    return predict(RULES[rule], model, recipe.make_optimizer(), shape, recipe.steps, **extra, **recipe.rule_options())
-
-
-def compare(recipe: Recipe, options: argparse.Namespace, console: Console) -> list[Prediction]:
+def compare(recipe: Recipe, progress: Printer) -> list[Prediction]:
     """Every rule in both forms of memory."""
     predictions = []
-    for rule, memory in COMPARED:
-        with console.status(f"planning {rule}, {memory} memory"):
-            predictions.append(plan(recipe, rule, memory, options.autocast))
+    for rule in COMPARED:
+        for memory in ("paper", "lean"):
+            with progress.console.status(f"planning {rule}, {memory} memory"):
+                predictions.append(predict_peak(by_rule(recipe, rule, memory)))
     return predictions
 
 
-def fit(recipe: Recipe, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    """For each rule the largest batch whose step peaks within the memory asked for."""
-    limit = parse_bytes(options.fit)
+def fit(recipe: Recipe, rules: tuple[str, ...], size: str, progress: Printer) -> list[dict[str, Any]]:
+    """For each rule the largest batch whose step peaks within the memory asked for, said on the way."""
+    limit, binary = parse_bytes(size), in_binary(size)
     answers = []
-    for rule in ("bptt", "sltt", "decolle", "ell", "stdl"):
-        with console.status(f"fitting {rule}"):
-            answers.append({"rule": rule, "memory": options.memory, **largest_batch(recipe, rule, limit, options)})
+    for number, rule in enumerate(rules, 1):
+        what = f"fitting {rule} ({number} of {len(rules)})"
+        with progress.console.status(what) as status:
+
+            def trying(batch_size: int, peak_bytes: int, what: str = what, status: Any = status) -> None:
+                status.update(f"{what}: batch {batch_size} needs {format_bytes(peak_bytes, binary)}")
+
+            answer = largest_batch(by_rule(recipe, rule), limit, trying)
+        fits = f"batch {answer['batch_size']}" if answer["batch_size"] else "no batch"
+        progress.say(f"{what}: {fits}, {format_bytes(answer['peak_bytes'], binary)}")
+        answers.append({"rule": rule, "memory": recipe.memory, **answer})
     if all(answer["batch_size"] == 0 for answer in answers):
         least = min(answer["peak_bytes"] for answer in answers)
         raise ValueError(
-            f"nothing fits in {format_bytes(limit)}: the smallest batch, 2, needs {least} bytes "
-            f"({format_bytes(least)})."
+            f"nothing fits in {format_bytes(limit, binary)}: the smallest batch, {SMALLEST_BATCH}, needs {least} bytes "
+            f"({format_bytes(least, binary)})."
         )
     return answers
 
 
-def largest_batch(recipe: Recipe, rule: str, limit: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Activations grow in proportion to the batch and the rest does not: two plans give the line, a third checks it."""
+def largest_batch(recipe: Recipe, limit: int, trying: Any) -> dict[str, int]:
+    """Activations grow in proportion to the batch and the rest does not: two plans give the line, others check it."""
 
     def peak(batch_size: int) -> int:
-        return plan(replace(recipe, batch_size=batch_size), rule, options.memory, options.autocast).peak_bytes
+        peak_bytes = predict_peak(replace(recipe, batch_size=batch_size)).peak_bytes
+        trying(batch_size, peak_bytes)
+        return peak_bytes
 
-    small, large = 2, 34
+    small, large = SMALLEST_BATCH, SMALLEST_BATCH + 32
     low = peak(small)
     if low > limit:
         return {"batch_size": 0, "peak_bytes": low}
     slope = (peak(large) - low) / (large - small)
     batch = max(small, int(small + (limit - low) / slope))
-    found = peak(batch)
-    while found > limit and batch > small:
-        batch = max(small, batch - max(1, int((found - limit) / slope)))
-        found = peak(batch)
+    needed = peak(batch)
+    while needed > limit and batch > small:
+        batch = max(small, batch - max(1, int((needed - limit) / slope)))
+        needed = peak(batch)
     while (more := peak(batch + 1)) <= limit:
-        batch, found = batch + 1, more
-    return {"batch_size": batch, "peak_bytes": found}
+        batch, needed = batch + 1, more
+    return {"batch_size": batch, "peak_bytes": needed}
+
+
+def in_binary(size: str | None) -> bool:
+    """Whether an amount of memory was written in powers of 1024, and is to be answered so."""
+    return size is not None and parse_budget(size).binary
 
 
 def as_json(prediction: Prediction) -> dict[str, Any]:
@@ -159,19 +171,23 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
     return {name: getattr(prediction, name) for name in names}
 
 
-def prediction_table(p: Prediction) -> Table:
+def prediction_table(p: Prediction, binary: bool = False) -> Table:
     """One plan for people: the peak, what it is made of, and each subnetwork."""
-    title = f"{p.rule}, {p.memory} memory, batch {p.batch_size}, T={p.steps}: peak {format_bytes(p.peak_bytes)}"
-    caption = ", ".join(f"{part} {format_bytes(p.parts[part])}" for part in PARTS)
+    peak = format_bytes(p.peak_bytes, binary)
+    title = f"{p.rule}, {p.memory} memory, batch {p.batch_size}, T={p.steps}: peak {peak}"
+    caption = ", ".join(f"{part} {format_bytes(p.parts[part], binary)}" for part in PARTS)
     place = (
         f"reached in time step {(p.place.step or 0) + 1}, subnetwork {(p.place.subnetwork or 0) + 1}, {p.place.phase}"
     )
     table = Table(title=title, caption=f"{caption}\n{place}", title_justify="left", caption_justify="left")
-    for column in ("", "subnetwork", "auxiliary network", "peak"):
-        table.add_column(column, justify="right" if column == "peak" else "left", overflow="fold")
-    for number, part in enumerate(p.subnetworks, 1):
-        units, auxiliary = ("-".join(part[name]) or "-" for name in ("units", "auxiliary"))
-        table.add_row(str(number), units, auxiliary, format_bytes(part["peak_bytes"]))
+    for column in ("", *HEADINGS, "peak"):
+        table.add_column(column, justify="right" if column == "peak" else "left", no_wrap=column == "peak")
+    names = [("-".join(part["units"]), "-".join(part["auxiliary"]) or "-") for part in p.subnetworks]
+    peaks = [format_bytes(part["peak_bytes"], binary) for part in p.subnetworks]
+    frame = len(str(len(names))) + max(map(len, peaks)) + 13  # the other two columns, and the lines between all four
+    _, *folded = fold_names([HEADINGS, *names], WIDTH - frame)
+    for number, (cells, peak) in enumerate(zip(folded, peaks, strict=True), 1):
+        table.add_row(str(number), *("\n".join(lines) for lines in cells), peak)
     return table
 
 
@@ -187,14 +203,14 @@ def comparison_table(predictions: list[Prediction]) -> Table:
     return table
 
 
-def fit_table(answers: list[dict[str, Any]], limit: str) -> Table:
+def fit_table(answers: list[dict[str, Any]], size: str) -> Table:
     """The largest batch for each rule."""
-    table = Table(title=f"largest batch within {limit}", title_justify="left")
+    table = Table(title=f"largest batch within {size}", title_justify="left")
     for column in ("rule", "memory", "batch size", "peak"):
         table.add_column(column, justify="left" if column in ("rule", "memory") else "right")
     for a in answers:
         fits = str(a["batch_size"]) if a["batch_size"] else "none"
-        table.add_row(a["rule"], a["memory"], fits, format_bytes(a["peak_bytes"]))
+        table.add_row(a["rule"], a["memory"], fits, format_bytes(a["peak_bytes"], in_binary(size)))
     return table
 
 

@@ -1,142 +1,119 @@
-"""What to train, on what, and how: the paper's settings, one recipe a row, and small ones for a laptop's CPU."""
+"""What to train, on what, and how: the paper's settings, one recipe a row, and small ones for a laptop's CPU.
+
+A recipe is settings and nothing else; `stdl_engine.building` makes data, networks and rules of it.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
-
-from .models import MODELS, build_model
+from .models import MODELS
 from .neurons import NEURONS
-from .planning.published import PUBLISHED
-from .rules import RULES, Rule
-
-if TYPE_CHECKING:
-    from .data import Dataset
-
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": functools.partial(torch.optim.SGD, momentum=0.9),
-    "adamw": torch.optim.AdamW,
-}
+from .planning.auxiliary import VARIANTS
+from .planning.budgets import parse_budget
+from .rules import RULES
+from .settings import Between, OneOf, OneOfOrOwn, SettingError, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One way to train one network on one dataset."""
+    """One way to train one network on one dataset; made with settings that cannot be, it raises `SettingError`."""
 
     name: str
+    """What the folders of its runs are called."""
 
     dataset: str
-    """A name in `stdl_engine.data.DATASETS`; "npz" and "folder" are for your own data."""
+    """A name in `stdl_engine.data.DATASETS` ("npz" and "folder" are for your own data), or a function of your own that
+    loads data, "package.module:function"."""
     data: Path = Path("data")
     """The folder that datasets are in; for npz the file, for folder the folder itself."""
     augment: Literal["paper", "light", "none"] = "paper"
     """How training images are varied: as in the paper, only shifted and mirrored, or not at all."""
-    size: int | None = None
+    size: Annotated[int | None, Between(1, 4096)] = None
     """Side of the images, for data that comes in several (digits, digits-events, folder)."""
-    in_shape: tuple[int, int, int]
+    in_shape: Annotated[tuple[int, int, int], Between(1, 65536)]
     """Channels, height and width of one sample; in training the data decides."""
-    num_classes: int
+    num_classes: Annotated[int, Between(1, 1_000_000)]
     """In training the data decides."""
     events: bool = False
-    """Whether a sample is a sequence of T frames of events, or one image shown T times; the data decides."""
+    """Whether a sample is a sequence of T frames of events, or one image shown T times; in training the data
+    decides."""
     on_bad_sample: Literal["stop", "skip"] = "stop"
     """What a file that cannot be read does: stop the run, or be left out and counted."""
-    workers: int = 2
+    workers: Annotated[int, Between(0, 256)] = 2
     """Processes that read files; data under 2 GB is held in memory and needs none."""
 
-    model: str
-    """A name in `stdl_engine.models.MODELS`."""
-    width: float = 1.0
+    model: Annotated[str, OneOfOrOwn(MODELS)]
+    """A name in `stdl_engine.models.MODELS`, or a function of your own that builds a network,
+    "package.module:function"."""
+    width: Annotated[float, Between(0.001, 100)] = 1.0
     """Multiplies every channel count."""
-    neuron: str = "lif"
+    neuron: Annotated[str, OneOf(NEURONS)] = "lif"
     """A name in `stdl_engine.neurons.NEURONS`."""
-    decay: float = 0.1
+    decay: Annotated[float, Between(0, 1)] = 0.1
     """λ, what is left of a membrane after one time step."""
-    threshold: float = 1.0
+    threshold: Annotated[float, Between(1e-6, 1e6)] = 1.0
     """The membrane at which a neuron fires."""
-    steps: int
+    steps: Annotated[int, Between(1, 10_000)]
     """Time steps T."""
 
-    rule: str = "stdl"
+    rule: Annotated[str, OneOf(RULES)] = "stdl"
     """A name in `stdl_engine.rules.RULES`."""
     budget: str | None = None
     """STDL: a fraction ("0.5"), bytes ("2GiB") or "published"; the default is "published" if there is such a row, else
     half."""
-    groups: int = 3
+    variant: Annotated[str, OneOf(VARIANTS)] = "stdl"
+    """STDL: how auxiliary networks are made, as the method has it or by one of its ablations."""
+    layerwise: bool = False
+    """STDL: make every unit a subnetwork of its own (ablation)."""
+    groups: Annotated[int, Between(1, 10_000)] = 3
     """K of the rule even."""
     memory: Literal["lean", "paper"] = "lean"
     """How activations are kept: in the least memory, or in the plain form; same results, to rounding where
     channels_last on CPU lets convolutions read bits."""
 
-    epochs: int
-    batch_size: int
+    epochs: Annotated[int, Between(1, 1_000_000)]
+    batch_size: Annotated[int, Between(2, 10_000_000)]
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    lr: float
+    lr: Annotated[float, Between(0, 1e30)]
     """At the start; falls along a cosine to zero."""
-    weight_decay: float
+    weight_decay: Annotated[float, Between(0, 1e6)]
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     channels_last: bool = True
     """Whether images lie in memory channel by channel for each pixel, which convolutions prefer."""
     compile: bool = False
     """Compile the units of the network with torch.compile."""
+    tight_malloc: bool = False
+    """Have freed memory given back at once, so that the process takes little more than its live tensors; slower
+    (docs/memory.md)."""
     device: str = "auto"
     """"auto" takes a GPU if there is one; else "cpu", "cuda", "cuda:1"."""
-    seed: int = 0
+    seed: Annotated[int, Between(0, 2**63 - 1)] = 0
+    validate: Annotated[float, Between(0, 0.9)] = 0.0
+    """The share of the training set that is kept apart to choose the best epoch on; without any it is chosen on the
+    test set."""
     start_from: Path | None = None
     """The folder of a run whose weights to begin with."""
-    starts_from: str | None = None
+    first_stage: str | None = None
     """The recipe of that run, where this one is a second stage."""
 
-    def load_data(self) -> Dataset:
-        """The data, which must be there."""
-        from .data import load_dataset  # here, as planning needs no data and should not wait for its libraries
-
-        options = {"steps": self.steps, "on_bad_sample": self.on_bad_sample, "augment": self.augment}
-        return load_dataset(self.dataset, self.data, **options, **({"size": self.size} if self.size else {}))
-
-    def for_data(self, data: Dataset) -> Recipe:
-        """The recipe for the samples and classes that the data turned out to have."""
-        return replace(self, in_shape=tuple(data.in_shape), num_classes=data.num_classes, events=data.events)
-
-    def build(self, **changes) -> nn.Sequential:
-        """The network, `changes` going to `build_model` (for example width=0.25)."""
-        if self.neuron not in NEURONS:
-            raise ValueError(f"unknown neuron {self.neuron!r}: choose from {', '.join(NEURONS)}.")
-        settings = {"in_channels": self.in_shape[0], "num_classes": self.num_classes, "width": self.width}
-        settings |= {"neuron": NEURONS[self.neuron], "decay": self.decay, "threshold": self.threshold}
-        return build_model(self.model, **{**settings, **changes})
-
-    def make_optimizer(self) -> Callable[..., torch.optim.Optimizer]:
-        """A factory of optimizers for a rule."""
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"unknown optimizer {self.optimizer!r}: choose from {', '.join(OPTIMIZERS)}.")
-        return functools.partial(OPTIMIZERS[self.optimizer], lr=self.lr, weight_decay=self.weight_decay)
-
-    def rule_options(self) -> dict[str, Any]:
-        """What this recipe's rule takes beyond what all rules do."""
-        if self.rule not in RULES:
-            raise ValueError(f"unknown rule {self.rule!r}: choose from {', '.join(RULES)}.")
-        if self.budget is not None and self.rule != "stdl":
-            raise ValueError(f"the budget is for the rule stdl, and the rule is {self.rule}: leave one of them out.")
-        if self.rule == "stdl":
-            default = "published" if self.model in PUBLISHED else 0.5
-            return {"budget": self.budget or default, "steps": self.steps}
-        return {"K": self.groups} if self.rule == "even" else {}
-
-    def make_rule(self, model: nn.Sequential, sample: Tensor, batches: int) -> Rule:
-        """The rule that trains the model, with a schedule for so many batches in all."""
-        schedule = functools.partial(CosineAnnealingLR, T_max=batches)
-        options = {"memory": self.memory, "precision": self.precision, "sequence": self.events, "schedule": schedule}
-        if self.channels_last:
-            model.to(memory_format=torch.channels_last)
-        return RULES[self.rule](model, self.make_optimizer(), sample, **options, **self.rule_options())
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if "/" in self.name or self.name in ("", ".", ".."):
+            raise SettingError("name", f"name is {self.name!r}: it must be a word, as it names the folders of runs.")
+        for what, value, default in (
+            ("the budget", self.budget, None),
+            ("the variant", self.variant, "stdl"),
+            ("layerwise", self.layerwise, False),
+        ):
+            if self.rule != "stdl" and value != default:
+                raise ValueError(f"{what} is for the rule stdl, and the rule is {self.rule}: leave one of them out.")
+        if self.budget is not None:
+            parse_budget(self.budget)
 
 
 _CIFAR = {"in_shape": (3, 32, 32), "batch_size": 512, "steps": 4, "epochs": 400, "lr": 0.4, "weight_decay": 5e-5}
@@ -164,9 +141,9 @@ _ALL = (
     Recipe(name="svhn", dataset="svhn", model="vgg16", num_classes=10, **{**_CIFAR, "epochs": 200, "lr": 0.1}),
     Recipe(name="imagenet-pretrain", batch_size=300, lr=0.15, **_PRETRAIN),
     Recipe(name="imagenet-pretrain-bptt", rule="bptt", batch_size=256, lr=0.15 * 256 / 300, **_PRETRAIN),
-    Recipe(name="imagenet", starts_from="imagenet-pretrain", batch_size=512, lr=0.002, **_FINETUNE),
+    Recipe(name="imagenet", first_stage="imagenet-pretrain", batch_size=512, lr=0.002, **_FINETUNE),
     Recipe(
-        name="imagenet-bptt", rule="bptt", starts_from="imagenet-pretrain-bptt", batch_size=256, lr=0.001, **_FINETUNE
+        name="imagenet-bptt", rule="bptt", first_stage="imagenet-pretrain-bptt", batch_size=256, lr=0.001, **_FINETUNE
     ),
     Recipe(
         name="cifar10-dvs", dataset="cifar10-dvs", model="vgg11", in_shape=(2, 128, 128), num_classes=10, steps=10,
@@ -200,12 +177,32 @@ def find(name: str) -> Recipe:
     )
 
 
-def from_dict(values: dict[str, Any]) -> Recipe:
-    """A recipe as `as_dict` wrote it."""
-    values = {**values, "data": Path(values["data"]), "in_shape": tuple(values["in_shape"])}
-    return Recipe(**{**values, "start_from": Path(values["start_from"]) if values["start_from"] else None})
+def by_rule(recipe: Recipe, rule: str, memory: str | None = None) -> Recipe:
+    """The recipe by another rule, and in another form of memory if one is named; what only STDL takes is kept for STDL
+    alone."""
+    only_stdl = {} if rule == "stdl" else {"budget": None, "variant": "stdl", "layerwise": False}
+    return replace(recipe, rule=rule, memory=memory or recipe.memory, **only_stdl)
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:
     """A recipe in plain values, as JSON has them."""
     return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(recipe).items()}
+
+
+def from_dict(values: Mapping[str, Any]) -> Recipe:
+    """A recipe as `as_dict` wrote it; settings that it lacks are the default ones, if there are such."""
+    check_names(values)
+    missing = [field.name for field in fields(Recipe) if field.name not in values and not hasattr(Recipe, field.name)]
+    if missing:
+        raise ValueError(f"a recipe needs {', '.join(missing)} too: add what is missing.")
+    return Recipe(**values)
+
+
+def check_names(names: Mapping[str, Any]) -> None:
+    """Reject names that are no settings of a recipe."""
+    known = [field.name for field in fields(Recipe)]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the settings are {', '.join(known)}."
+            raise ValueError(f"a recipe has no setting {name!r}: {hint}")

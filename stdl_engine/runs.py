@@ -4,8 +4,10 @@ config.json      the recipe, every field of it
 plan.txt         subnetworks and auxiliary networks
 metrics.jsonl    one line an epoch
 curves.png       loss and accuracy
-tensorboard/     the same, for TensorBoard
+tensorboard/     the same and more, for TensorBoard
+log.txt          what was printed, with the time
 checkpoint-*.pt  the last two
+best-*.pt        the weights of the best epoch
 summary.json     once the run is over
 """
 
@@ -14,90 +16,81 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
-import os
 import platform
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from . import checkpoints, recipes
+from . import __version__, checkpoints, recipes
+from .building import build_network
 from .curves import draw
-from .files import write_atomically
+from .locked_folder import LockedFolder
 from .recipes import Recipe
 
 PACKAGES = ("torch", "torchvision", "triton", "numba", "numpy", "spikingjelly")
+MAY_CHANGE = ("data", "workers", "device", "on_bad_sample", "tight_malloc")
+"""Settings that a run may be resumed with others of: where its data lies and what it runs on."""
 
 
-class RunFolder:
-    """A run's files. Nothing in it is ever half-written."""
+class RunFolder(LockedFolder):
+    """A run's files. None is ever half-written, except that the log may lack its last line."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    settings_file = "config.json"
+    what = "run"
 
-    @classmethod
-    def create(cls, path: Path) -> RunFolder:
-        """A folder for a new run, still empty; one that has a run already, or cannot be written, is refused."""
-        if (path / "config.json").exists():
-            raise ValueError(f"{path} holds a run already: go on with it by --resume {path}, or choose another --out.")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"cannot write to {path} ({error.strerror}): choose another folder by --out.") from error
-        if not os.access(path, os.W_OK):
-            raise ValueError(f"cannot write to {path} (no permission): choose another folder by --out.")
-        return cls(path)
+    def refuse_if_taken(self) -> None:
+        """Reject a folder with a run that has trained on anything; one that was begun and no more may begin again."""
+        if any(checkpoints.batches_of(path) for path in self._checkpoints()) or (self.path / "compare.json").exists():
+            super().refuse_if_taken()
 
-    @classmethod
-    def open(cls, path: Path) -> RunFolder:
-        """The folder of a run that was begun."""
-        if not (path / "config.json").is_file():
-            raise ValueError(f"{path} is no folder of a run: it has no config.json.")
-        return cls(path)
-
-    def write_config(self, recipe: Recipe) -> None:
-        """Keep every setting of the run."""
+    def begin(self, recipe: Recipe) -> None:
+        """Keep every setting of the run, and nothing of one that was begun here before."""
+        stale = [self.path / name for name in ("metrics.jsonl", "curves.png", "summary.json")]
+        for path in (*stale, *self._checkpoints()):
+            path.unlink(missing_ok=True)
         self.write("config.json", json.dumps(recipes.as_dict(recipe), indent=2) + "\n")
+
+    def _checkpoints(self) -> list[Path]:
+        if not self.path.is_dir():
+            return []
+        return [*checkpoints.saved(self.path), *checkpoints.saved(self.path, "best")]
 
     @property
     def recipe(self) -> Recipe:
         """What the run trains."""
         path = self.path / "config.json"
         try:
-            return recipes.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, KeyError) as error:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(values, dict):
+                raise ValueError("it holds no settings by name")
+            return recipes.from_dict(values)
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{path} is not what a run writes ({error}): start the run again.") from error
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """What was measured, epoch by epoch."""
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         """Replace what was measured, and draw it."""
-        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        self.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         if rows:
-            write_atomically(self.path / "curves.png", draw(rows, f"{self.recipe.name}, {self.recipe.rule}"))
+            self.write("curves.png", draw(rows, f"{self.recipe.name}, {self.recipe.rule}"))
 
-    def write(self, name: str, content: str) -> None:
-        """One file of the folder."""
-        write_atomically(self.path / name, content)
-
-    def write_summary(self, rows: list[dict[str, Any]], parameters: int, peak_bytes: int) -> dict[str, Any]:
+    def write_summary(self, rows: list[dict[str, Any]], **figures: Any) -> dict[str, Any]:
         """The run in one file, once it is over."""
-        seconds = sum(row["train_seconds"] for row in rows)
+        recipe, seconds, best = self.recipe, sum(row["train_seconds"] for row in rows), best_row(rows)
         summary = {
-            "recipe": self.recipe.name,
-            "rule": self.recipe.rule,
+            "recipe": recipe.name,
+            "rule": recipe.rule,
+            "seed": recipe.seed,
             "test_accuracy": rows[-1]["test_accuracy"],
-            "best_test_accuracy": max(row["test_accuracy"] for row in rows),
+            "best_test_accuracy": best["test_accuracy"],
+            "best_epoch": best["epoch"],
+            "best_chosen_on": chosen_on(rows),
             "epochs": len(rows),
-            "peak_bytes": peak_bytes,
             "samples_per_second": sum(row["samples"] for row in rows) / seconds if seconds else 0.0,
-            "parameters": parameters,
+            **{name: max(row[name] for row in rows) for name in ("process_peak_bytes", "process_growth_bytes")},
+            **figures,
             "commit": commit(),
             "versions": versions(),
         }
@@ -105,34 +98,82 @@ class RunFolder:
         return summary
 
 
-def load(path: str | Path) -> nn.Sequential:
-    """The trained network of a run, without auxiliary networks, in evaluation mode on the CPU.
+def chosen_on(rows: list[dict[str, Any]]) -> str:
+    """Which samples the best epoch is chosen on: those kept apart for it, or for want of them the test set."""
+    return "validation" if "validation_accuracy" in rows[-1] else "test"
+
+
+def best_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The epoch of the highest accuracy, the first of them."""
+    return max(rows, key=lambda row: row[f"{chosen_on(rows)}_accuracy"])
+
+
+def load(path: str | Path, best: bool = False) -> nn.Sequential:
+    """The trained network of a run, without auxiliary networks, in evaluation mode on the CPU: with the weights of its
+    last checkpoint, or of its best epoch.
 
     Example:
         >>> model = stdl_engine.load("runs/digits-stdl")
     """
-    folder = RunFolder.open(Path(path))
-    _, state, _ = checkpoints.load_last(folder.path)
-    model = folder.recipe.build()
-    model.load_state_dict(state["rule"]["model"])
-    return model.eval()
+    return trained_network(RunFolder.open(Path(path)), best)[0].eval()
+
+
+def trained_network(folder: RunFolder, best: bool) -> tuple[nn.Sequential, Recipe, Path]:
+    """The network of a run, its recipe, and the file that the weights are from."""
+    if best:
+        path, state = checkpoints.load_best(folder.path)
+    else:
+        path, state, _ = checkpoints.load_last(folder.path)
+    recipe = folder.recipe
+    check_same_settings(recipe, state["config"], path)
+    model = build_network(recipe)
+    load_weights(model, state["rule"]["model"], f"the weights in {path} do not fit the network of its own config.json.")
+    return model, recipe, path
+
+
+def check_same_settings(recipe: Recipe, saved: dict[str, Any], path: Path) -> None:
+    """Reject a checkpoint that was made with other settings than the recipe's."""
+    try:
+        other = recipes.from_dict(saved)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} holds settings that cannot be ({error}): use a checkpoint of this run.") from error
+    differing = [
+        f"{field.name} {getattr(other, field.name)} there and {getattr(recipe, field.name)} here"
+        for field in fields(Recipe)
+        if field.name not in MAY_CHANGE and getattr(other, field.name) != getattr(recipe, field.name)
+    ]
+    if differing:
+        raise ValueError(
+            f"{path} was made with other settings than config.json has ({'; '.join(differing)}): put the settings "
+            "back, or start a new run."
+        )
+
+
+def load_weights(module: nn.Module, values: dict[str, Tensor], otherwise: str) -> None:
+    """Load weights of a module of the same shapes; another one's are refused by the sentence `otherwise`."""
+    try:
+        module.load_state_dict(values)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        raise ValueError(otherwise) from error
 
 
 def versions() -> dict[str, str]:
     """Python and the packages that numbers depend on."""
-    found = {"python": platform.python_version(), "stdl-engine": importlib.metadata.version("stdl-engine")}
+    numbers = {"python": platform.python_version(), "stdl-engine": __version__}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            numbers[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue  # triton is not there on every system
-    return found
+    return numbers
 
 
 def commit() -> str:
-    """The commit of the source, with a plus sign if files have been changed since; nothing outside a repository."""
+    """The commit of the source, with a plus sign if files have been changed since; nothing outside its repository."""
     git = functools.partial(subprocess.run, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     try:
+        if git(["git", "ls-files", "--error-unmatch", Path(__file__).name]).returncode:
+            return ""  # an installed copy, perhaps inside a repository of something else
         head = git(["git", "rev-parse", "--short=12", "HEAD"])
         changed = git(["git", "status", "--porcelain", "--untracked-files=no"])
     except FileNotFoundError:

@@ -6,157 +6,250 @@ minute on a laptop's CPU.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import sys
 import time
-from dataclasses import dataclass
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .extras import extra
 
 with extra("train", __name__):
-    import tyro
-    from rich.console import Console
     from rich.table import Table
 
     from . import checkpoints
-    from .comparison import compare
-    from .data import DATASETS
+    from .building import load_data
+    from .command_line import given, parse, recipe_in, run_command, with_config
+    from .comparison import COMPARED, ComparisonFolder, compare
+    from .own_functions import find_own
+    from .printer import WIDTH, Printer
+    from .process_memory import keep_malloc_tight
     from .recipes import RECIPES, Recipe
     from .rules import RULES
-    from .runs import RunFolder
-    from .trainer import Diverged, Interrupted, Trainer
+    from .runs import MAY_CHANGE, RunFolder
+    from .stopping import StopSignals
+    from .trainer import Trainer
+
+if TYPE_CHECKING:
+    from .data import Dataset
 
 DEFAULT = "digits"
+OF_THE_DATA = ("in_shape", "num_classes", "events")
+"""Settings that the data decides: one that is given must agree with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What to do with a recipe."""
+class Options(Recipe):
+    """A recipe's settings, and what to do with them."""
 
-    recipe: tyro.conf.OmitArgPrefixes[Recipe]
     out: Path | None = None
     """The folder of the run; by default a new one in runs/."""
     resume: Path | None = None
-    """Go on with the run in this folder, with its own settings, from its last checkpoint."""
+    """Go on with the run or the comparison in this folder, with its own settings, from its last checkpoint."""
     compare: tuple[str, ...] | None = None
     """Train by several rules one after the other (all, or those named) and compare them."""
+    seeds: int = 1
+    """With --compare: train by each rule so many times, with as many seeds, and say mean and deviation."""
+    config: Path | None = None
+    """A file of settings, TOML or JSON (a run's config.json), in place of the recipe's."""
+    list: bool = False
+    """Print the recipes and exit."""
+
+    def __post_init__(self) -> None:
+        """Nothing: the recipe checks itself when it is taken out of these options."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    try:
-        if "--list" in arguments:
-            console.print(listing())
-            return 0
-        options = parse(arguments)
-        if options.resume is not None:
-            if len(arguments) > 2:
-                raise ValueError("--resume goes on with a run's own settings: leave the other options out.")
-            resume(options.resume, console)
-        elif options.compare is not None:
-            rules = options.compare or ("bptt", "sltt", "decolle", "ell", "stdl")
-            compare(options.recipe, rules, options.out or new_folder(options.recipe, "compare"), train, console)
-        else:
-            train(options.recipe, options.out or new_folder(options.recipe, options.recipe.rule), console)
-    except (ValueError, TypeError, OSError, Diverged) as error:
-        print(f"stdl_engine.train: {error}", file=sys.stderr)
-        return 2
-    except Interrupted as error:
-        print(f"stdl_engine.train: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run_command("train", command, arguments)
 
 
-def parse(arguments: list[str]) -> Options:
-    """The recipe named first, or the default one, with what the options change."""
+def command(arguments: list[str], stop: StopSignals) -> None:
+    printer = Printer()
+    if "list" in given(arguments):
+        return printer.show(listing())
+    options, typed, stated = parse_options(arguments)
+    if options.resume is not None:
+        return resume(options.resume, resumed_with(options, typed), printer, stop)
+    if options.compare is None:
+        if "seeds" in typed:
+            raise ValueError("--seeds is for --compare: pass both, or one --seed.")
+        recipe = recipe_in(options)
+        out = options.out or new_folder(recipe, recipe.rule)
+        train(recipe, out, printer, stop, stated=stated)
+        return None
+    if "rule" in typed:
+        raise ValueError("--compare names the rules itself: leave --rule out.")
+    recipe = recipe_in(options)
+    train_one = functools.partial(train, printer=printer, stop=stop, stated=stated)
+    resume_one = functools.partial(resume_run, changes={}, printer=printer, stop=stop)
+    out = options.out or new_folder(recipe, "compare")
+    with ComparisonFolder.create(out, printer.say) as folder:
+        folder.begin(recipe, options.compare or COMPARED, options.seeds)
+        compare(folder, train_one, resume_one, printer)
+    return None
+
+
+def parse_options(arguments: list[str]) -> tuple[Options, set[str], set[str]]:
+    """The recipe named first, or the default one, with what a config file and the options change; the names of the
+    options; and which settings of the data they and the file state."""
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if named else DEFAULT
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}: choose from {', '.join(RECIPES)}.")
-    return tyro.cli(
-        Options,
-        default=Options(recipe=RECIPES[name]),
-        args=arguments[1:] if named else arguments,
-        prog=f"python -m stdl_engine.train {name}",
-        description=f"Train the recipe {name}. The recipes: {', '.join(RECIPES)} (--list says what they are).",
+    options = arguments[1:] if named else arguments
+    settings, configured = with_config(RECIPES[name], options)
+    typed = given(options)
+    if "compare" in typed:
+        settings |= {"rule": "stdl"}  # a budget is STDL's, whatever the recipe's own rule
+    prog, described = (
+        f"python -m stdl_engine.train {name}",
+        f"Train the recipe {name}; --list says which others there are.",
     )
+    parsed = parse(Options, Options(**settings), options, prog, described)
+    return parsed, typed | ({"a recipe"} if named else set()), (typed | configured) & set(OF_THE_DATA)
 
 
-def train(recipe: Recipe, out: Path, console: Console) -> dict[str, Any]:
-    """A run from the beginning."""
-    check(recipe)
-    folder = RunFolder.create(out)
+def resumed_with(options: Options, typed: set[str]) -> dict[str, Any]:
+    """What may be changed of a run that is resumed; anything else is refused."""
+    if others := sorted(typed - {"resume", *MAY_CHANGE}):
+        names = ", ".join(name if " " in name else f"--{name.replace('_', '-')}" for name in others)
+        changeable = ", ".join(f"--{name.replace('_', '-')}" for name in MAY_CHANGE)
+        raise ValueError(
+            f"--resume goes on with a run's own settings: leave {names} out (only {changeable} may be changed)."
+        )
+    return {name: getattr(options, name) for name in MAY_CHANGE if name in typed}
+
+
+def train(
+    recipe: Recipe, out: Path, printer: Printer, stop: StopSignals | None = None, stated: set[str] = frozenset()
+) -> dict[str, Any]:
+    """A run from the beginning. `stated` are settings of the data that it must agree with."""
+    if recipe.first_stage and recipe.start_from is None:
+        raise ValueError(
+            f"the recipe {recipe.name} starts from the weights of {recipe.first_stage}: train that first, and pass its "
+            "folder by --start-from."
+        )
+    with RunFolder.create(out, printer.say) as folder:
+        trainer = prepare(recipe, stated, folder, printer, stop)
+        folder.begin(trainer.recipe)
+        with logged(folder, printer):
+            trainer.save()
+            return finish(trainer)
+
+
+def resume(path: Path, changes: dict[str, Any], printer: Printer, stop: StopSignals | None = None) -> None:
+    """The rest of a run or of a comparison."""
+    if not (path / ComparisonFolder.settings_file).is_file():
+        resume_run(path, changes, printer, stop)
+        return
+    if changes:
+        raise ValueError(f"{path} holds a comparison, which goes on with its own settings: leave the options out.")
+    train_one = functools.partial(train, printer=printer, stop=stop)
+    resume_one = functools.partial(resume_run, changes={}, printer=printer, stop=stop)
+    with ComparisonFolder.reopen(path, printer.say) as folder:
+        compare(folder, train_one, resume_one, printer)
+
+
+def resume_run(
+    path: Path, changes: dict[str, Any], printer: Printer, stop: StopSignals | None = None
+) -> dict[str, Any]:
+    """The rest of a run."""
+    with RunFolder.reopen(path, printer.say) as folder, logged(folder, printer):
+        recipe = replace(folder.recipe, **changes)
+        last = checkpoints.load_last(folder.path) if checkpoints.saved(folder.path) else None
+        trainer = prepare(recipe, set(OF_THE_DATA), folder, printer, stop)
+        if last is None:
+            printer.say("there is no checkpoint yet: starting from the beginning")
+            trainer.save()
+        else:
+            checkpoint, state, problems = last
+            for problem in problems:
+                printer.say(f"{problem} Going on from the one before.")
+            trainer.restore(state, checkpoint)
+            printer.say(f"going on after epoch {trainer.epoch}, batch {trainer.batch}")
+        return finish(trainer)
+
+
+def prepare(recipe: Recipe, stated: set[str], folder: RunFolder, printer: Printer, stop: StopSignals | None) -> Trainer:
+    """A trainer with its data and its first weights."""
+    tighten(recipe)
+    if ":" in recipe.model:
+        find_own(recipe.model)  # before data is read, and before the seed is set: importing it may draw random numbers
     first = None
     if recipe.start_from is not None:
         _, first, _ = checkpoints.load_last(RunFolder.open(recipe.start_from).path)
-    trainer = Trainer(recipe, recipe.load_data(), folder, console)
+    data = load_data(recipe)
+    check_data(recipe, data, stated)
+    trainer = Trainer(recipe, data, folder, printer, stop)
     if first is not None:
         trainer.start_from(first)
-    folder.write_config(trainer.recipe)
-    return finish(trainer)
+    return trainer
 
 
-def resume(path: Path, console: Console) -> dict[str, Any]:
-    """The rest of a run."""
-    folder = RunFolder.open(path)
-    _, state, problems = checkpoints.load_last(folder.path)
-    for problem in problems:
-        console.print(f"{problem} Going on from the one before.", highlight=False, markup=False)
-    trainer = Trainer(folder.recipe, folder.recipe.load_data(), folder, console)
-    trainer.restore(state)
-    console.print(f"going on after epoch {trainer.epoch}, batch {trainer.batch}", highlight=False)
-    return finish(trainer)
+def tighten(recipe: Recipe) -> None:
+    """Keep the process small if the recipe asks for it."""
+    if recipe.tight_malloc and not keep_malloc_tight():
+        raise ValueError("--tight-malloc sets the memory allocator of glibc, which is not here: leave it out.")
+
+
+def check_data(recipe: Recipe, data: Dataset, stated: set[str]) -> None:
+    """Reject data of other shapes or classes than were stated."""
+    for name in OF_THE_DATA:
+        said, is_so = getattr(recipe, name), getattr(data, name)
+        if name in stated and said != (tuple(is_so) if name == "in_shape" else is_so):
+            raise ValueError(
+                f"--{name.replace('_', '-')} says {said} and the data has {is_so}: leave it out, the data decides."
+            )
+
+
+@contextlib.contextmanager
+def logged(folder: RunFolder, printer: Printer) -> Iterator[None]:
+    """A context in which what is printed goes to the log of a run too, and an error with where it came from."""
+    with printer.logging_to(folder.path / "log.txt"):
+        try:
+            yield
+        except BaseException:
+            printer.log(traceback.format_exc().rstrip())
+            raise
 
 
 def finish(trainer: Trainer) -> dict[str, Any]:
     """Train to the end and say what came out."""
-    trainer.console.print(str(trainer.rule.plan), highlight=False, markup=False)
+    printer = trainer.printer
+    printer.say(trainer.rule.plan.table(WIDTH))
+    printer.say(f"predicted peak memory of a training step: {trainer.in_words(trainer.predicted_bytes)}")
     summary = trainer.run()
-    trainer.console.print(
-        f"test accuracy {summary['test_accuracy']:.2%} (best {summary['best_test_accuracy']:.2%}), "
-        f"{summary['samples_per_second']:.0f} samples/s; everything is in {trainer.folder.path}",
-        highlight=False,
+    printer.say(trainer.memory_report())
+    best = f"best {summary['best_test_accuracy']:.2%} in epoch {summary['best_epoch']}"
+    printer.say(
+        f"test accuracy {summary['test_accuracy']:.2%} ({best}, chosen on the {summary['best_chosen_on']} set), "
+        f"{summary['samples_per_second']:.0f} samples/s; everything is in {trainer.folder.path}"
     )
     return summary
 
 
-def check(recipe: Recipe) -> None:
-    """Reject a recipe that cannot be trained, before data is read."""
-    for name, value, least in (
-        ("--epochs", recipe.epochs, 1),
-        ("--batch-size", recipe.batch_size, 2),
-        ("--steps", recipe.steps, 1),
-        ("--workers", recipe.workers, 0),
-        ("--seed", recipe.seed, 0),
-    ):
-        if value < least:
-            raise ValueError(f"{name} is {value}: it must be {least} or more.")
-    if recipe.dataset not in DATASETS:
-        raise ValueError(f"unknown dataset {recipe.dataset!r}: choose from {', '.join(DATASETS)}.")
-    recipe.rule_options()
-    if recipe.starts_from and recipe.start_from is None:
-        raise ValueError(
-            f"the recipe {recipe.name} starts from the weights of {recipe.starts_from}: train that first, and pass its "
-            "folder by --start-from."
-        )
-
-
 def new_folder(recipe: Recipe, what: str) -> Path:
     """A folder in runs/ that is not there yet."""
-    return Path("runs") / f"{recipe.name}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = Path("runs") / f"{recipe.name}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"
+    later = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in (path, *itertools.islice(later, 1000)) if not folder.exists())
 
 
 def listing() -> Table:
     """The recipes, for reading."""
-    table = Table(title=f"recipes (rules: {', '.join(RULES)})", title_justify="left")
-    columns = ("recipe", "dataset", "model", "width", "rule", "T", "epochs", "batch", "optimizer", "lr")
-    for column in columns:
+    title = f"recipes, called after the data (rules: {', '.join(RULES)})"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for column in ("recipe", "model", "rule", "T", "epochs", "batch", "optimizer", "lr"):
         table.add_column(column, no_wrap=True)
     for r in RECIPES.values():
-        figures = (f"{r.width:g}", r.rule, str(r.steps), str(r.epochs), str(r.batch_size), r.optimizer, f"{r.lr:g}")
-        table.add_row(r.name, r.dataset, r.model, *figures)
+        model = r.model if r.width == 1 else f"{r.model} ×{r.width:g}"
+        figures = (str(r.steps), str(r.epochs), str(r.batch_size), r.optimizer, f"{r.lr:g}")
+        table.add_row(r.name, model, r.rule, *figures)
     return table
 
 

@@ -3,88 +3,86 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from . import checkpoints
+from .building import build_network, find_device, for_data, make_rule, placed, predict_peak, sample_batch
 from .data import Batches, Dataset
-from .planning.budgets import format_bytes
+from .epoch_bar import EpochBar
+from .fingerprint import fingerprint
+from .meter import Meter
+from .planning.budgets import format_bytes, parse_budget
 from .planning.planner import observed_step
-from .progress import EpochBar
+from .printer import Printer
+from .process_memory import ProcessPeak
 from .recipes import Recipe, as_dict
 from .rules import StepResult
 from .rules.finite import NotFinite
-from .rules.inference import accuracy
-from .runs import RunFolder
+from .runs import RunFolder, best_row, check_same_settings, load_weights
+from .scoring import score
+from .stopping import Stopped, StopSignals
+from .validation import split_off
+
+SCALARS = (
+    "train_loss", "train_accuracy", "test_loss", "test_accuracy", "validation_loss", "validation_accuracy",
+    "samples_per_second", "peak_bytes", "process_peak_bytes", "lr",
+)  # fmt: skip
+"""Figures of an epoch that TensorBoard shows one curve of each."""
+
+
+NEEDED = (
+    "epoch", "train_loss", "train_accuracy", "train_seconds", "samples", "test_accuracy", "process_peak_bytes",
+    "process_growth_bytes",
+)  # fmt: skip
+"""Figures of an epoch without which the run cannot be summed up."""
 
 
 class Diverged(ArithmeticError):
     """The loss is no longer a number."""
 
 
-class Interrupted(Exception):
-    """A signal asked the run to stop; a checkpoint has been written."""
-
-    def __init__(self, number: int, folder: Path) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}: go on by --resume {folder}")
-        self.exit_code = 128 + number
-
-
-@dataclass
-class Meter:
-    """What an epoch has seen so far; part of a checkpoint, so a resumed epoch reports all of itself."""
-
-    loss: float = 0.0
-    correct: int = 0
-    samples: int = 0
-    seconds: float = 0.0
-
-    def add(self, loss: float, correct: int, samples: int, seconds: float) -> None:
-        self.loss += loss * samples
-        self.correct += correct
-        self.samples += samples
-        self.seconds += seconds
-
-    @property
-    def summary(self) -> dict[str, float]:
-        return {
-            "train_loss": self.loss / max(self.samples, 1),
-            "train_accuracy": self.correct / max(self.samples, 1),
-            "samples": self.samples,
-            "train_seconds": self.seconds,
-            "samples_per_second": self.samples / self.seconds if self.seconds else 0.0,
-        }
-
-
 class Trainer:
     """Trains a recipe on data, into a folder."""
 
-    def __init__(self, recipe: Recipe, data: Dataset, folder: RunFolder, console: Console) -> None:
-        self.recipe, self.folder, self.console = recipe.for_data(data), folder, console
-        self.device = device_of(recipe.device)
-        workers = {"workers": recipe.workers, "batch_size": recipe.batch_size, "seed": recipe.seed}
-        self.train_batches = Batches(data.train, training=True, **workers)
-        self.test_batches = Batches(data.test, training=False, **workers)
+    def __init__(
+        self, recipe: Recipe, data: Dataset, folder: RunFolder, printer: Printer, stop: StopSignals | None = None
+    ) -> None:
+        self.recipe, self.folder, self.printer, self.stop = (
+            for_data(recipe, data),
+            folder,
+            printer,
+            stop or StopSignals(),
+        )
+        self.device = find_device(recipe.device)
+        self.data_fingerprint = fingerprint(data)
+        train_set, validation_set = (
+            split_off(data, recipe.validate, recipe.seed) if recipe.validate else (data.train, None)
+        )
+        settings = {"workers": recipe.workers, "batch_size": recipe.batch_size, "seed": recipe.seed}
+        self.train_batches = Batches(train_set, training=True, **settings)
+        self.held_out = {"test": Batches(data.test, training=False, **settings)}
+        if validation_set is not None:
+            self.held_out["validation"] = Batches(validation_set, training=False, **settings)
+        self.process = ProcessPeak.start()
         torch.manual_seed(recipe.seed)
-        model = self.recipe.build().to(self.device)
-        sample = self._placed(torch.empty(recipe.batch_size, *self.recipe.in_shape, device=self.device))
-        self.rule = self.recipe.make_rule(model, sample, recipe.epochs * len(self.train_batches))
+        model = build_network(self.recipe).to(self.device)
+        sample = sample_batch(self.recipe, self.device)
+        self.rule = make_rule(self.recipe, model, sample, recipe.epochs * len(self.train_batches))
+        self.predicted_bytes = predict_peak(self.recipe, model, self.rule.plan).peak_bytes
         if recipe.compile:
             for subnetwork in self.rule.subnetworks:
                 for layer in (*subnetwork.units, *subnetwork.classifier_layers()):
                     layer.compile(dynamic=False)  # every unit has its own channels, and they never change
         self.epoch, self.batch, self.meter, self.peak_bytes = 0, 0, Meter(), 0
         self.rows: list[dict[str, Any]] = []
-        self.stop_signal = self.bad_samples_named = 0
+        self.bad_samples_named = 0
 
     @property
     def batches_done(self) -> int:
@@ -92,66 +90,88 @@ class Trainer:
         return self.epoch * len(self.train_batches) + self.batch
 
     def run(self) -> dict[str, Any]:
-        """Train to the last epoch and give the summary; interrupted by a signal, save and raise Interrupted."""
-        self.folder.write("plan.txt", f"{self.rule.plan}\n")
-        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            with SummaryWriter(self.folder.path / "tensorboard", purge_step=self.epoch + 1) as board:
-                while self.epoch < self.recipe.epochs:
-                    self._run_epoch(board)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        """Train to the last epoch and give the summary; stopped by a signal, save and raise Stopped."""
+        self.folder.write("plan.txt", f"{self.rule.plan.table(80)}\n")
+        with self.stop.deferred(), SummaryWriter(self.folder.path / "tensorboard", purge_step=self.epoch + 1) as board:
+            while self.epoch < self.recipe.epochs:
+                self._run_epoch(board)
         parameters = sum(p.numel() for p in self.rule.model.parameters())
-        return self.folder.write_summary(self.rows, parameters, self.peak_bytes)
+        figures = {"predicted_bytes": self.predicted_bytes, "peak_bytes": self.peak_bytes, "parameters": parameters}
+        return self.folder.write_summary(self.rows, **figures)
 
     def _run_epoch(self, board: SummaryWriter) -> None:
         last = f"epoch {self.epoch + 1}/{self.recipe.epochs}"
-        with EpochBar(self.console, last, len(self.train_batches), self.batch) as bar:
+        with EpochBar(self.printer.console, last, len(self.train_batches), self.batch) as bar:
             start = time.perf_counter()
-            for x, y in self.train_batches.epoch(self.epoch, skip=self.batch):
+            for x, y in self._batches():
                 try:
                     result = self._train(x, y)
                 except NotFinite as error:
                     raise self._diverged(f"{error.what} became not finite") from error
-                loss, correct = self._checked_loss(result), (result.logits.argmax(1).cpu() == y).sum().item()
+                losses, correct = self._checked_losses(result), (result.logits.argmax(1).cpu() == y).sum().item()
                 now = time.perf_counter()
-                self.meter.add(loss, correct, len(y), now - start)
+                self.meter.add(losses, correct, len(y), now - start)
                 start = now
                 self.batch += 1
                 bar.show(self.meter.summary, self.peak_bytes)
-                if self.stop_signal:
-                    self.save()
-                    raise Interrupted(self.stop_signal, self.folder.path)
-        row = {"epoch": self.epoch + 1, **self.meter.summary, "test_accuracy": self.test()}
-        row |= {"lr": self.rule.optimizers[-1].param_groups[0]["lr"], "peak_bytes": self.peak_bytes}
-        if bad := [*self.train_batches.bad_samples, *self.test_batches.bad_samples]:
-            row["bad_samples"] = len(bad)
-            self._name_bad_samples(bad)
+                self._stop_if_asked()
+        row = self._epoch_row()
         self.rows.append(row)
         self.epoch, self.batch, self.meter = self.epoch + 1, 0, Meter()
+        self._check_weights()
+        if best_row(self.rows) is row:
+            self._save_best()
         self.save()
         self.folder.write_metrics(self.rows)
-        for name in ("train_loss", "train_accuracy", "test_accuracy", "samples_per_second", "peak_bytes", "lr"):
-            board.add_scalar(name, row[name], self.epoch)
-        board.flush()
-        self.console.print(
-            f"{last}  loss {row['train_loss']:.3f}  train {row['train_accuracy']:.1%}  test {row['test_accuracy']:.1%}"
-            f"  {row['samples_per_second']:.0f} samples/s  peak {format_bytes(self.peak_bytes)}",
-            highlight=False,
+        self._show_on(board, row)
+        validation = f"  validation {row['validation_accuracy']:.1%}" if "validation_accuracy" in row else ""
+        self.printer.say(
+            f"{last}  loss {row['train_loss']:.3f}  train {row['train_accuracy']:.1%}{validation}"
+            f"  test {row['test_accuracy']:.1%}  {row['samples_per_second']:.0f} samples/s"
         )
-        if self.stop_signal:
-            raise Interrupted(self.stop_signal, self.folder.path)
+        self._stop_if_asked(saved=True)
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rest of this epoch's batches."""
+        try:
+            yield from self.train_batches.epoch(self.epoch, skip=self.batch)
+        except RuntimeError:
+            self._stop_if_asked()  # the signal may have reached the processes that read files as well
+            raise
+
+    def _epoch_row(self) -> dict[str, Any]:
+        """What there is to say of the epoch that has just been trained."""
+        row = {"epoch": self.epoch + 1, **self.meter.summary}
+        for name, batches in self.held_out.items():
+            seen = score(self.rule.model, batches, self.recipe, self.device)
+            row |= {f"{name}_accuracy": seen.accuracy, f"{name}_loss": seen.loss}
+            if name == "test":
+                row["firing_rates"] = seen.firing_rates
+        row |= {"lr": self.rule.optimizers[-1].param_groups[0]["lr"], "predicted_bytes": self.predicted_bytes}
+        row |= {"peak_bytes": self.peak_bytes, "process_peak_bytes": self.process.peak}
+        row |= {"process_growth_bytes": self.process.growth}
+        if bad := [path for batches in (self.train_batches, *self.held_out.values()) for path in batches.bad_samples]:
+            row["bad_samples"] = len(bad)
+            self._name_bad_samples(bad)
+        return row
 
     def _name_bad_samples(self, bad: list[Path]) -> None:
         """Say which files were left out, each once."""
         for path in bad[self.bad_samples_named :]:
-            self.console.print(f"left out, as it cannot be read: {path}", highlight=False, markup=False)
+            self.printer.say(f"left out, as it cannot be read: {path}")
         self.bad_samples_named = len(bad)
+
+    def _show_on(self, board: SummaryWriter, row: dict[str, Any]) -> None:
+        figures = {name: row[name] for name in SCALARS if name in row}
+        figures |= {f"firing_rate/{unit}": rate for unit, rate in row["firing_rates"].items()}
+        figures |= {f"subnetwork_loss/{number}": loss for number, loss in enumerate(row["subnetwork_losses"], 1)}
+        for name, value in figures.items():
+            board.add_scalar(name, value, self.epoch)
+        board.flush()
 
     def _train(self, x: Tensor, y: Tensor) -> StepResult:
         """One batch; the second one's memory is followed, once the optimizer has its state."""
-        x, y, T = self._placed(x), y.to(self.device, non_blocking=True), self.recipe.steps
+        x, y, T = placed(self.recipe, x, self.device), y.to(self.device, non_blocking=True), self.recipe.steps
         follow = self.device.type == "cpu" and not self.peak_bytes and (self.batches_done or self._only_one_batch)
         if follow:
             result, prediction = observed_step(self.rule, x, y, T)
@@ -167,12 +187,12 @@ class Trainer:
     def _only_one_batch(self) -> bool:
         return self.recipe.epochs * len(self.train_batches) == 1
 
-    def _checked_loss(self, result: StepResult) -> float:
+    def _checked_losses(self, result: StepResult) -> list[float]:
         losses = torch.stack(result.losses).tolist()
         for number, loss in enumerate(losses, 1):
             if not math.isfinite(loss):
                 raise self._diverged(f"the loss of subnetwork {number} became {loss}")
-        return losses[-1]
+        return losses
 
     def _diverged(self, what: str) -> Diverged:
         return Diverged(
@@ -180,27 +200,25 @@ class Trainer:
             f"last good checkpoint is kept in {self.folder.path}."
         )
 
-    def _placed(self, x: Tensor) -> Tensor:
-        x = x.to(self.device, non_blocking=True)
-        if x.ndim != 4:
-            return x
-        if self.recipe.channels_last:
-            return x.contiguous(memory_format=torch.channels_last)
-        # A single channel is contiguous in both orders, and only fresh strides say which is meant.
-        return x.contiguous().flatten().view(x.shape)
-
-    def test(self) -> float:
-        """Accuracy of the plain network on the test set."""
-        found, _ = accuracy(lambda x: self.rule.predict(self._placed(x), self.recipe.steps), self.test_batches.epoch(0))
-        return found
-
-    def save(self) -> None:
-        """Write a checkpoint of everything that the rest of the run depends on, if it is any good."""
+    def _check_weights(self) -> None:
+        """Raise Diverged if a weight is no longer a number, so that no checkpoint holds it."""
         bad = [name for name, value in self.rule.model.state_dict().items() if not value.isfinite().all()]
         if bad:
             raise self._diverged(f"{bad[0]} became not finite")
+
+    def _stop_if_asked(self, saved: bool = False) -> None:
+        """Save and stop if a signal has come."""
+        if self.stop.number is not None:
+            if not saved:
+                self._check_weights()
+                self.save()
+            raise Stopped(self.stop.number, f": go on by --resume {self.folder.path}")
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that the rest of the run depends on."""
         state = {
             "config": as_dict(self.recipe),
+            "data": self.data_fingerprint,
             "rule": self.rule.state_dict(),
             "epoch": self.epoch,
             "batch": self.batch,
@@ -210,61 +228,66 @@ class Trainer:
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
         }
+        self._write(checkpoints.save, state)
+
+    def _save_best(self) -> None:
+        """Keep the weights of this epoch, which is the best so far; before its checkpoint, which counts on them."""
+        state = {"config": as_dict(self.recipe), "rule": {"model": self.rule.model.state_dict()}, "epoch": self.epoch}
+        self._write(checkpoints.save_best, state)
+
+    def _write(self, write: Any, state: dict[str, Any]) -> None:
         try:
-            checkpoints.save(self.folder.path, self.batches_done, state)
+            write(self.folder.path, self.batches_done, state)
         except OSError as error:
             raise ValueError(
                 f"cannot write a checkpoint to {self.folder.path} ({error.strerror}): make room and go on by "
                 f"--resume {self.folder.path}."
             ) from error
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint as if nothing had happened."""
-        self.rule.load_state_dict(state["rule"])
-        self.epoch, self.batch, self.meter = state["epoch"], state["batch"], Meter(**state["meter"])
-        self.rows, self.peak_bytes = state["rows"], state["peak_bytes"]
-        self.folder.write_metrics(self.rows)  # lines written after the checkpoint are about to be written again
-        torch.set_rng_state(state["rng"])
-        if state["cuda_rng"] and self.device.type == "cuda":
-            torch.cuda.set_rng_state_all(state["cuda_rng"])
+    def restore(self, state: dict[str, Any], path: Path) -> None:
+        """Go on from the checkpoint in that file as if nothing had happened; another run's is refused."""
+        check_same_settings(self.recipe, state["config"], path)
+        if state["data"] != self.data_fingerprint:
+            raise ValueError(
+                f"the data in {self.recipe.data} is not what this run was begun on: bring it back, or begin a new run."
+            )
+        try:
+            self.rule.load_state_dict(state["rule"])
+            self.epoch, self.batch, self.meter = state["epoch"], state["batch"], Meter(**state["meter"])
+            self.rows, self.peak_bytes = state["rows"], state["peak_bytes"]
+            if lacking := {name for row in self.rows for name in NEEDED if name not in row}:
+                raise KeyError(", ".join(sorted(lacking)))
+            self.folder.write_metrics(self.rows)  # lines written after the checkpoint are about to be written again
+            torch.set_rng_state(state["rng"])
+            if state["cuda_rng"] and self.device.type == "cuda":
+                torch.cuda.set_rng_state_all(state["cuda_rng"])
+        except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{path} is no checkpoint that can be gone on with ({what}): start a new run.") from error
 
     def start_from(self, state: dict[str, Any]) -> None:
         """Begin with the weights of another run, its auxiliary networks too if they are of the same shapes."""
         model, saved = self.rule.model, state["rule"]
-        load_weights("the network", model, saved["model"])
+        _load_weights("the network", model, saved["model"])
         here = [part.classifier for part in self.rule.subnetworks if not part.is_last]
-        if saved["plan"] == str(self.rule.plan):
+        if saved.get("plan") == str(self.rule.plan):
             for classifier, values in zip(here, saved["auxiliary"], strict=True):
-                load_weights("an auxiliary network", classifier, values)
+                _load_weights("an auxiliary network", classifier, values)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.stop_signal:  # asked twice: at once
-            raise KeyboardInterrupt
-        self.stop_signal = number
+    def in_words(self, size: int) -> str:
+        """Bytes in GiB where the budget was written so, else in GB."""
+        return format_bytes(size, self.recipe.budget is not None and parse_budget(self.recipe.budget).binary)
 
-
-def load_weights(what: str, module: nn.Module, values: dict[str, Tensor]) -> None:
-    """Load weights of a module of the same shapes; another one's are refused in a sentence."""
-    try:
-        module.load_state_dict(values)
-    except RuntimeError as error:
-        raise ValueError(
-            f"the weights to start from do not fit {what}: train both stages with the same model, width and data."
-        ) from error
-
-
-def device_of(name: str) -> torch.device:
-    """The device of that name, which must be there; "auto" is a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f'unknown device {name!r}: pass "auto", "cpu" or "cuda".') from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f'the device {name!r} is not supported: pass "auto", "cpu" or "cuda".')
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise ValueError(
-            f"the device {name!r} was asked for, and there are {torch.cuda.device_count()} GPUs: pass --device cpu."
+    def memory_report(self) -> str:
+        """The peak of a training step, predicted and measured, and that of the whole process, in a line."""
+        sizes = (self.predicted_bytes, self.peak_bytes, self.process.peak, self.process.growth)
+        predicted, measured, process, growth = map(self.in_words, sizes)
+        return (
+            f"peak memory of a training step: predicted {predicted}, measured {measured}; of the process: {process}, "
+            f"{growth} more than before the network was built"
         )
-    return device
+
+
+def _load_weights(what: str, module: nn.Module, values: dict[str, Tensor]) -> None:
+    remedy = "train both stages with the same model, width and data"
+    load_weights(module, values, f"the weights to start from do not fit {what}: {remedy}.")

@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import math
+from pathlib import Path
 
 import pytest
 
+from stdl_engine.building import build_network
 from stdl_engine.data import DATASETS
 from stdl_engine.models import MODELS
-from stdl_engine.recipes import RECIPES, as_dict, find, from_dict
+from stdl_engine.recipes import RECIPES, as_dict, by_rule, find, from_dict
 from stdl_engine.rules import RULES
 from stdl_engine.units import shapes_only
 
@@ -46,9 +49,9 @@ def test_everything_it_names_exists(name):
     recipe = RECIPES[name]
     assert recipe.dataset in DATASETS
     assert recipe.rule in RULES
-    assert recipe.starts_from is None or recipe.starts_from in RECIPES
+    assert recipe.first_stage is None or recipe.first_stage in RECIPES
     with shapes_only():
-        model = recipe.build()
+        model = build_network(recipe)
     assert model.architecture == recipe.model
     assert model[0].in_channels == recipe.in_shape[0]
     assert model[-1].num_classes == recipe.num_classes
@@ -56,7 +59,7 @@ def test_everything_it_names_exists(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_json_and_back(name):
-    recipe = dataclasses.replace(RECIPES[name], budget="2GiB", seed=7)
+    recipe = dataclasses.replace(RECIPES[name], rule="stdl", budget="2GiB", seed=7)
     assert from_dict(json.loads(json.dumps(as_dict(recipe)))) == recipe
 
 
@@ -70,13 +73,70 @@ def test_a_model_stands_for_the_papers_recipe_of_it():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"neuron": "hodgkin"}, "unknown neuron 'hodgkin': choose from lif, plif, alif"),
-        ({"model": "resnet99"}, "unknown model 'resnet99'"),
-        ({"optimizer": "magic"}, "unknown optimizer 'magic': choose from sgd, adamw"),
-        ({"rule": "magic"}, "unknown rule 'magic': choose from bptt"),
+        ({"neuron": "hodgkin"}, r"^unknown neuron 'hodgkin': choose from lif, plif, alif\.$"),
+        ({"model": "resnet99"}, r"^unknown model 'resnet99': choose from resnet18, .*, or name a function of yours, "),
+        ({"rule": "magic"}, r"^unknown rule 'magic': choose from bptt, "),
+        ({"variant": "conv9x9"}, r"^unknown variant 'conv9x9': choose from stdl, conv3x3, "),
+        ({"optimizer": "magic"}, r"^optimizer is 'magic': it must be 'sgd' or 'adamw'\.$"),
+        ({"memory": "fat"}, r"^memory is 'fat': it must be 'lean' or 'paper'\.$"),
+        ({"steps": 0}, r"^steps is 0: it must be 1 or more\.$"),
+        ({"steps": 10**9}, r"^steps is 1000000000: it must be 10000 or less\.$"),
+        ({"steps": 4.0}, r"^steps is 4\.0: it must be a whole number\.$"),
+        ({"steps": True}, r"^steps is True: it must be a whole number\.$"),
+        ({"epochs": "4"}, r"^epochs is '4': it must be a whole number\.$"),
+        ({"batch_size": 1}, r"^batch_size is 1: it must be 2 or more\.$"),
+        ({"batch_size": 10**12}, r"^batch_size is 1000000000000: it must be 10000000 or less\.$"),
+        ({"lr": math.inf}, r"^lr is inf: it must be 1e30 or less\.$"),
+        ({"lr": math.nan}, r"^lr is nan: it must be a number from 0 to 1e30\.$"),
+        ({"lr": -0.1}, r"^lr is -0\.1: it must be 0 or more\.$"),
+        ({"width": math.nan}, r"^width is nan: it must be a number from 0\.001 to 100\.$"),
+        ({"width": 0}, r"^width is 0\.0: it must be 0\.001 or more\.$"),
+        ({"size": 0}, r"^size is 0: it must be 1 or more\.$"),
+        ({"in_shape": (1, 0, 8)}, r"^in_shape is 1 0 8: it must be 1 or more\.$"),
+        ({"in_shape": (1, 8)}, r"^in_shape is \(1, 8\): it must be 3 whole numbers\.$"),
+        ({"seed": 2**64}, r"^seed is \d+: it must be \d+ or less\.$"),
+        ({"compile": "yes"}, r"^compile is 'yes': it must be true or false\.$"),
+        ({"start_from": 3}, r"^start_from is 3: it must be a path or left out\.$"),
+        ({"name": "a/b"}, r"^name is 'a/b': it must be a word, "),
+        ({"budget": "lots"}, r"^cannot read the budget 'lots': "),
+        ({"rule": "sltt", "budget": "0.5"}, r"^the budget is for the rule stdl, and the rule is sltt: leave one "),
+        ({"rule": "ell", "variant": "linear"}, r"^the variant is for the rule stdl, and the rule is ell: "),
+        ({"rule": "bptt", "layerwise": True}, r"^layerwise is for the rule stdl, and the rule is bptt: "),
     ],
+    ids=str,
 )
-def test_unknown_names(changes, says):
-    recipe = dataclasses.replace(RECIPES["digits"], **changes)
+def test_a_recipe_checks_itself(changes, says):
     with pytest.raises(ValueError, match=says):
-        recipe.build(), recipe.make_optimizer(), recipe.rule_options()
+        dataclasses.replace(RECIPES["digits"], **changes)
+
+
+def test_values_take_their_fields_own_form():
+    """Python, JSON and TOML may write a path as text, a shape as a list and a whole number for a float."""
+    recipe = dataclasses.replace(RECIPES["digits"], data="here", in_shape=[1, 8, 8], lr=1, budget=0.5)
+    assert (recipe.data, recipe.in_shape, recipe.lr, recipe.budget) == (Path("here"), (1, 8, 8), 1.0, "0.5")
+    assert isinstance(recipe.lr, float)
+
+
+def test_settings_that_are_none():
+    with pytest.raises(ValueError, match=r"^a recipe has no setting 'learning_rate': the settings are name, dataset, "):
+        from_dict({**as_dict(RECIPES["digits"]), "learning_rate": 1})
+    with pytest.raises(ValueError, match=r"^a recipe has no setting 'epoch': did you mean 'epochs'\?$"):
+        from_dict({**as_dict(RECIPES["digits"]), "epoch": 1})
+
+
+def test_settings_that_are_missing():
+    values = as_dict(RECIPES["digits"])
+    del values["lr"], values["steps"]
+    with pytest.raises(ValueError, match=r"^a recipe needs steps, lr too: add what is missing\.$"):
+        from_dict(values)
+    values = as_dict(RECIPES["digits"])
+    del values["variant"], values["layerwise"]  # a run of before there were such settings
+    assert from_dict(values) == RECIPES["digits"]
+
+
+def test_by_rule_keeps_what_is_stdls_for_stdl():
+    recipe = dataclasses.replace(RECIPES["digits"], budget="0.6", variant="linear", layerwise=True)
+    other = by_rule(recipe, "bptt", "paper")
+    assert (other.rule, other.memory) == ("bptt", "paper")
+    assert (other.budget, other.variant, other.layerwise) == (None, "stdl", False)
+    assert by_rule(recipe, "stdl") == recipe

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from ..memory.layers import SpikeConv2d
 from ..memory.spikes import is_spikes, mark_counts
 from ..neurons import Neuron
-from ..neurons.foreign import convert_neurons
+from ..neurons.foreign import FusedNode, convert_neurons, unchanged_on_error, unit_instead_of
 from ..units import Head, Unit, output_of, pool_label
-from .models import block_unit, is_block, layers_of
+from .blocks import block_unit, is_block
+from .models import layers_of
 
 WEIGHTS = (nn.Conv2d, nn.Linear)
 NORMS = (nn.BatchNorm2d, nn.BatchNorm1d, nn.GroupNorm)
@@ -114,6 +115,13 @@ class DropoutOverTime(Neuron):
             self.membrane = self.dropout.create_mask(x)
         return x * self.membrane
 
+    def __getstate__(self) -> dict:
+        """For copies: without the mask that SpikingJelly's layer holds if the model was run by its own forward."""
+        dropout = copy.copy(self.dropout)
+        dropout._memories = dict(dropout._memories_rv)
+        state = super().__getstate__()
+        return state | {"_modules": state["_modules"] | {"dropout": dropout}}
+
 
 class ToVector(nn.Module):
     """Maps as vectors, by their mean; vectors as they are."""
@@ -128,17 +136,22 @@ def units_from(model: nn.Module, *, backend: str = "auto") -> nn.Sequential:
     Takes an `nn.Sequential` (nested ones too) of convolutions, norms, neurons, pools, dropout, flattening and linear
     layers, and SpikingJelly's `sew_resnet*` (with cnf "ADD"), `spiking_resnet*` (18 and 34 layers) and `spiking_vgg*`,
     in step mode "s". Its neurons are swapped for fused ones of this backend in place. The units compute what the model
-    does and hold its own layers, so that training them trains the model. What cannot be cut is an error that names it.
+    does and hold its own layers, so that training them trains the model. What cannot be cut is an error that names it,
+    after which the model is as it was.
 
     Example:
         >>> model = sew_resnet18(cnf="ADD", spiking_neuron=neuron.LIFNode, num_classes=10)
         >>> rule = STDL(units_from(model), optimizer, sample=x, budget=0.5)
     """
-    convert_neurons(model, backend=backend, strict=True)
-    groups = _groups(_layers(model, ""))
-    if len(groups) < 2:
-        raise _refusal("", model, "it has no layer with a neuron before its classifier")
-    return nn.Sequential(*(_unit(group) for group in groups[:-1]), _head(groups[-1]))
+    for name, module in model.named_modules():
+        if instead := unit_instead_of(module):
+            raise _refusal(name, module, instead)
+    with unchanged_on_error(model):
+        convert_neurons(model, backend=backend, strict=True)
+        groups = _groups(_layers(model, ""))
+        if len(groups) < 2:
+            raise _refusal("", model, "it has no layer with a neuron before its classifier")
+        return nn.Sequential(*(_unit(group) for group in groups[:-1]), _head(groups[-1]))
 
 
 Named = tuple[str, nn.Module]
@@ -181,22 +194,28 @@ def _groups(layers: Iterator[Named]) -> list[Group]:
 
 def _check_layer(name: str, layer: nn.Module) -> None:
     """Reject what no unit can be made of."""
-    if any(getattr(part, "step_mode", "s") != "s" for part in layer.modules()):
-        raise _refusal(
-            name, layer, 'it takes whole sequences; rules run one step at a time, call set_step_mode(model, "s") first'
-        )
     known = (*WEIGHTS, *NORMS, *POOLS, *FLATTENING, *OTHERS, Neuron, Head)
-    if isinstance(layer, known) or _is_unit(layer) or _is_dropout(layer) or hasattr(layer, "voting_size"):
-        return
+    if not (isinstance(layer, known) or _is_unit(layer) or _is_dropout(layer) or hasattr(layer, "voting_size")):
+        raise _refusal(name, layer, _why_unknown(layer))
+    if any(getattr(part, "step_mode", "s") != "s" for part in layer.modules()):
+        single = _its_name(layer).removeprefix("MultiStep")  # of SpikingJelly before 0.0.0.0.13
+        remedy = f"put {single} in its place" if single != _its_name(layer) else 'call set_step_mode(model, "s")'
+        raise _refusal(name, layer, f"it takes whole sequences; rules run one step at a time, {remedy} first")
+
+
+def _why_unknown(layer: nn.Module) -> str:
+    for wrapped in ("module", "_orig_mod"):  # DataParallel and its kin, torch.compile
+        if isinstance(getattr(layer, wrapped, None), nn.Module):
+            return f"it wraps a model, which learning rules run themselves; pass model.{wrapped}"
     if next(layer.children(), None) is not None:
-        raise _refusal(
-            name, layer, "it runs its layers by a forward of its own; pass an nn.Sequential of them, or make it a Unit "
+        return (
+            "it runs its layers by a forward of its own; pass an nn.Sequential of them, or make it a Unit "
             "(docs/units.md)"
-        )  # fmt: skip
-    raise _refusal(
-        name, layer, "units are made of 2d convolutions, linear layers, norms, fused neurons, pools, dropout and "
-        "flattening; make it part of a Unit (docs/units.md)"
-    )  # fmt: skip
+        )
+    return (
+        "units are made of 2d convolutions, linear layers, norms, fused neurons, pools, dropout and flattening; make "
+        "it part of a Unit (docs/units.md)"
+    )
 
 
 def _is_unit(layer: nn.Module) -> bool:
@@ -211,7 +230,7 @@ def _is_dropout(layer: nn.Module) -> bool:
 def _unit(group: Group) -> Unit:
     name, layer = group[0]
     if is_block(layer):
-        return block_unit(layer, functools.partial(_copy_of, layer.sn1), functools.partial(_refusal, name, layer))
+        return block_unit(layer, functools.partial(_copy_of, layer.sn1))
     if _is_unit(layer):
         return layer
     layers = [layer for _, layer in group]
@@ -273,5 +292,9 @@ def _first(size: int | tuple[int, ...]) -> int:
 
 
 def _refusal(name: str, layer: nn.Module, reason: str) -> ValueError:
-    where = f"{name} ({type(layer).__name__})" if name else f"the model ({type(layer).__name__})"
-    return ValueError(f"{where} cannot be cut into units: {reason}.")
+    return ValueError(f"{name or 'the model'} ({_its_name(layer)}) cannot be cut into units: {reason}.")
+
+
+def _its_name(layer: nn.Module) -> str:
+    """The name of a layer's class in the model as it was given."""
+    return (layer.kind if isinstance(layer, FusedNode) else type(layer)).__name__

@@ -10,9 +10,9 @@ from ..extras import extra
 
 with extra("train"):
     from .arrays import npz
-    from .base import BadSampleError, Dataset, FileSource, MemorySource, check_on_bad_sample
+    from .base import BadSampleError, Dataset, FileSource, MemorySource, check_on_bad_sample, printable
     from .embedded import digits, digits_events
-    from .event_folder import event_folder
+    from .event_folders import event_folder
     from .events import cifar10_dvs, gait_day_dvs, har_dvs, n_mnist
     from .folders import folder
     from .identity import fingerprint
@@ -32,6 +32,7 @@ __all__ = [
     "MemorySource",
     "fingerprint",
     "load_dataset",
+    "printable",
     "split_off",
 ]
 
@@ -84,4 +85,5 @@ def load_dataset(
     for option in options:
         if option not in known:
             raise ValueError(f"{name} has no option {option!r}: its options are {', '.join(known)}.")
-    return DATASETS[name](root=Path(root).expanduser(), steps=steps, on_bad_sample=on_bad_sample, **options)
+    with extra("train"):  # some loaders import a library only when they are called
+        return DATASETS[name](root=Path(root).expanduser(), steps=steps, on_bad_sample=on_bad_sample, **options)

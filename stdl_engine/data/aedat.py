@@ -1,4 +1,4 @@
-"""Reading AEDAT, the files of iniVation's cameras: versions 2.0 and 3 here, version 4 by the library aedat.
+"""Reading AEDAT 2.0 and 3.1, the older files of iniVation's cameras.
 
 Coordinates and polarities are the file's own; no version is turned or mirrored to look like another.
 """
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ..extras import extra
 from .recordings import Events
 
 SENSORS = {"dvs128": (128, 128), "davis240": (240, 180), "davis346": (346, 260), "davis640": (640, 480)}
@@ -38,22 +37,6 @@ def read_aedat(path: Path, columns: str = "") -> Events:
         return _read_version_3(content)
     remedy = "files of version 4 must end in .aedat4" if version[1] == b"4" else "versions 2.0 and 3.1 are read"
     raise ValueError(f"it is of version {version[0][9:].decode()}, and {remedy}")
-
-
-def read_aedat4(path: Path, columns: str = "") -> Events:
-    """A recording of version 4: the events of its first camera."""
-    with extra("events"):
-        import aedat
-    decoder = aedat.Decoder(path)
-    cameras = {number: stream for number, stream in decoder.id_to_stream().items() if stream["type"] == "events"}
-    if not cameras:
-        raise ValueError("it holds no stream of events")
-    camera = min(cameras)
-    packets = [packet["events"] for packet in decoder if packet["stream_id"] == camera]
-    if not packets:
-        raise ValueError("there are no events")
-    t, x, y, p = (np.concatenate([packet[name] for packet in packets]) for name in ("t", "x", "y", "on"))
-    return Events(t, x, y, p, (cameras[camera]["width"], cameras[camera]["height"]))
 
 
 def _read_version_2(content: bytes) -> Events:

@@ -41,7 +41,9 @@ def read_npz(path: Path, wanted: Callable[[list[str]], list[str]]) -> dict[str, 
             raise ValueError("it is a single array")
         with zipfile.ZipFile(file) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            return {name: _read_member(archive, members[name], name) for name in wanted(list(members))}
+            chosen = wanted(list(members))
+            check_promise(sum(members[name].file_size for name in chosen), "it all together")
+            return {name: _read_member(archive, members[name], name) for name in chosen}
 
 
 def check_promise(size: int, what: str) -> None:

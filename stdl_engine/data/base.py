@@ -32,10 +32,9 @@ class BadSampleError(ValueError):
         self.reason = reason
 
     def __str__(self) -> str:
-        path = os.fsencode(self.path).decode(errors="backslashreplace")  # a name need not be text, a message must
         return (
-            f"the sample {path} cannot be read ({self.reason}): replace the file, or leave such files out with "
-            'on_bad_sample="skip".'
+            f"the sample {printable(self.path)} cannot be read ({self.reason}): replace the file, or leave such files "
+            'out with on_bad_sample="skip".'
         )
 
 
@@ -172,6 +171,11 @@ def _whole(value: object) -> bool:
 
 def _told(value: object) -> str:
     return f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def printable(path: Path | str) -> str:
+    """A path as text: the name of a file need not be any, and a message must."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def read_checked(read: Callable[[Path], Read], path: Path) -> Read:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .base import BadSampleError, MemorySource, read_checked
-from .files import Files, read_sealed, state_of, write_sealed
+from .files import Files, clear_unfinished, read_sealed, state_of, write_sealed
 from .frames import check_frames_fit, integrate
 from .locks import preparing
 from .prepare import Preparation
@@ -95,7 +95,8 @@ class FrameCache:
                 if entry is not None:  # made while this process waited
                     return entry
                 if alone:
-                    for leftover in (*self.folder.glob(f"{data.name}.*"), *self.folder.glob(f".{manifest.name}.*")):
+                    clear_unfinished(manifest)
+                    for leftover in self.folder.glob(f"{data.name}.*"):
                         leftover.unlink(missing_ok=True)
                 entry = {**wanted, **self._convert(files, data)}
                 write_sealed(manifest, entry)

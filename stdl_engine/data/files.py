@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..files import write_atomically
+from ..atomic_files import write_atomically
 
 Files = Sequence[tuple[Path, int]]
 """Paths of samples and their labels."""
@@ -37,6 +37,20 @@ def list_folder(folder: Path) -> list[Path]:
         raise OSError(
             f"the folder {folder} cannot be read ({error.strerror}): let this user read it, or move it out of the data."
         ) from error
+
+
+def walk(folder: Path, extension: str, above: tuple[Path, ...] = ()) -> list[Path]:
+    """Every file of this kind in a folder and the folders in it, in the order of the names."""
+    place = folder.resolve()
+    if place in above:
+        raise ValueError(f"the link {folder} leads back to a folder that it is in: remove it.")
+    files: list[Path] = []
+    for path in list_folder(folder):
+        if path.is_dir():
+            files += walk(path, extension, (*above, place))
+        elif path.name.endswith(extension):
+            files.append(path)
+    return files
 
 
 def class_folders(split: Path) -> list[str]:
@@ -81,13 +95,19 @@ def list_files(split: Path, classes: Sequence[str], extensions: tuple[str, ...])
     files: list[tuple[Path, int]] = []
     for label, name in enumerate(classes):
         members = list_folder(split / name) if (split / name).is_dir() else []
-        # a link that leads nowhere is a sample that cannot be read, and not to be passed over
-        members = [path for path in members if path.name.lower().endswith(extensions) and not path.is_dir()]
+        members = [path for path in members if path.name.lower().endswith(extensions) and _is_sample(path)]
         if not members:
             kinds = ", ".join(extensions)
             raise ValueError(f"the folder {split / name} has no samples: put files in it that end in {kinds}.")
         files += [(path, label) for path in members]
     return files
+
+
+def _is_sample(path: Path) -> bool:
+    """Whether it is a file, or a link that leads nowhere, which is a sample that cannot be read and not to be passed
+    over.
+    """
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def require_same_classes(root: Path, train: Sequence[str], test: Sequence[str]) -> None:
@@ -115,6 +135,12 @@ def state_of(paths: Iterable[Path], root: Path) -> str:
 def write_sealed(path: Path, content: dict) -> None:
     """A note for later runs: all of the file or none of it, with a seal that changes with every change of it."""
     write_atomically(path, json.dumps({**content, "seal": _seal(content)}))
+
+
+def clear_unfinished(path: Path) -> None:
+    """Take away what killed writers of that file left; only for who knows that no writer is at work."""
+    for leftover in path.parent.glob(f".{path.name}.*"):
+        leftover.unlink(missing_ok=True)
 
 
 def read_sealed(path: Path, expected: dict) -> dict | None:

@@ -147,13 +147,13 @@ def read_item(items: Any, row: int) -> tuple[Tensor, int]:
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """The three generators that transforms draw from begin at this seed, and go on as before afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002, it is the one that others use
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002, others draw from it
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed goes on to every GPU, which takes a millisecond
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])

@@ -22,7 +22,7 @@ from torchvision.datasets.utils import check_integrity
 from .archives import read_npz, reason_of
 from .base import BadSampleError, read_checked
 from .cache import VERSION
-from .files import read_sealed, state_of, write_sealed
+from .files import clear_unfinished, read_sealed, state_of, walk, write_sealed
 from .frames import check_frames_fit, integrate
 from .locks import preparing
 from .progress import progress
@@ -82,13 +82,14 @@ def _clear(root: Path, extracted: bool) -> None:
         shutil.rmtree(root / name, ignore_errors=True)
     for name in ("events_np.building", "events_np.ours.json"):
         (root / name).unlink(missing_ok=True)
+    clear_unfinished(root / "events_np.ours.json")
 
 
 def build_frames(kind: type, root: Path, steps: int, split_by: str, on_bad_sample: str) -> tuple[Path, ...]:
     """Make sure of the frames of root/events_np, and name the recordings that cannot be read."""
     recordings, frames = root / "events_np", root / f"frames_number_{steps}_split_by_{split_by}"
     marker = root / f"{frames.name}.complete.json"
-    paths = sorted(recordings.rglob("*.npz"))
+    paths = walk(recordings, ".npz")
     if not paths:
         raise ValueError(f"the folder {recordings} has no recordings: it must hold <class>/*.npz.")
     height, width = kind.get_H_W()
@@ -101,6 +102,7 @@ def build_frames(kind: type, root: Path, steps: int, split_by: str, on_bad_sampl
             if entry is None:
                 marker.unlink(missing_ok=True)
                 if alone:
+                    clear_unfinished(marker)
                     _clear_frames(frames)
                 conversion = _Conversion(recordings, frames, steps, height, width, split_by == "time")
                 bad = conversion.run(paths, on_bad_sample)
@@ -134,8 +136,6 @@ def _clear_frames(frames: Path) -> None:
     """Take away what a process that was killed left of these frames, SpikingJelly's mark of a cut-short folder too."""
     for leftover in frames.parent.glob(f"{frames.name}.partial*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    for leftover in frames.parent.glob(f".{frames.name}.*"):
-        leftover.unlink(missing_ok=True)
     frames.with_name(f"{frames.name}.building").unlink(missing_ok=True)
 
 

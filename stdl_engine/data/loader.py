@@ -53,7 +53,7 @@ class Batches:
         self.seed = seed
         self.training = training
         self.workers = workers
-        self.bad_samples: list[Path] = list(source.bad_samples)
+        self.bad_samples: list[Path | str] = list(source.bad_samples)
 
     def __len__(self) -> int:
         """Batches in an epoch."""

@@ -33,6 +33,7 @@ def preparing(folder: Path, what: str) -> Iterator[bool]:
 
 
 def _acquire(path: Path, what: str) -> tuple[int, bool]:
+    said = False
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -42,7 +43,11 @@ def _acquire(path: Path, what: str) -> tuple[int, bool]:
                 "the data to one that is."
             ) from error
         try:
-            _lock(handle, what)
+            if not _locked_at_once(handle):
+                if not said:
+                    _say(f"waiting for another process that prepares {what}")
+                    said = True
+                fcntl.flock(handle, fcntl.LOCK_EX)
             if _is_at(handle, path):
                 return handle, True
         except OSError as error:
@@ -56,14 +61,16 @@ def _acquire(path: Path, what: str) -> tuple[int, bool]:
         os.close(handle)  # the one who held it has finished and taken it away: begin again
 
 
-def _lock(handle: int, what: str) -> None:
+def _locked_at_once(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        Console(stderr=True, soft_wrap=True).print(
-            f"waiting for another process that prepares {what}", highlight=False, markup=False
-        )
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        return False
+    return True
+
+
+def _say(sentence: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(sentence, highlight=False, markup=False)
 
 
 def _is_at(handle: int, path: Path) -> bool:

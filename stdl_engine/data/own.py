@@ -34,13 +34,22 @@ def own_dataset(reference: str, **options: Any) -> Dataset:
 
 def _taken(reference: str, options: dict[str, Any]) -> dict[str, Any]:
     parameters = inspect.signature(find_own(reference)).parameters.values()
+    for parameter in parameters:
+        if parameter.default is parameter.empty and parameter.name not in options and not _gathers(parameter):
+            raise ValueError(
+                f"{reference} needs {parameter.name!r}, and is offered {', '.join(options)}: give it a default value."
+            )
+    names = [parameter.name for parameter in parameters if not _gathers(parameter)]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return options
-    names = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
     for option in options:
         if option not in names and option not in ALWAYS:
             raise ValueError(f"{reference} has no option {option!r}: its options are {', '.join(names) or 'none'}.")
     return {name: value for name, value in options.items() if name in names}
+
+
+def _gathers(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
 
 
 def _check_samples(data: Dataset, reference: str, steps: int) -> None:

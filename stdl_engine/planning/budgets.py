@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 UNITS = {
     "": 1,
@@ -36,6 +36,8 @@ class Budget:
     fraction: float | None = None
     size: int | None = None
     published: bool = False
+    binary: bool = field(default=False, compare=False)
+    """Whether it was written in KiB, MiB, GiB or TiB, and is to be answered so."""
 
 
 def parse_budget(budget: float | str | Budget) -> Budget:
@@ -57,7 +59,7 @@ def parse_budget(budget: float | str | Budget) -> Budget:
             )
         value = float(found[1])
         if found[2]:
-            return _size(value * UNITS[found[2].upper()], budget)
+            return _size(value * UNITS[found[2].upper()], budget, binary="I" in found[2].upper())
         budget = value
     if isinstance(budget, bool) or not isinstance(budget, int | float):
         raise TypeError(
@@ -81,19 +83,20 @@ def parse_bytes(size: float | str) -> int:
     return found.size
 
 
-def format_bytes(size: float) -> str:
-    """Bytes for people, in powers of ten as the paper counts: "1.74 GB"."""
-    for unit in ("B", "kB", "MB"):
-        if abs(size) < 1000:
+def format_bytes(size: float, binary: bool = False) -> str:
+    """Bytes for people: "1.74 GB" in powers of ten, as the paper counts; "1.62 GiB" with `binary`, of 1024."""
+    base, units = (1024, ("B", "KiB", "MiB", "GiB")) if binary else (1000, ("B", "kB", "MB", "GB"))
+    for unit in units[:-1]:
+        if abs(size) < base:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1000
-    return f"{size:.2f} GB"
+        size /= base
+    return f"{size:.2f} {units[-1]}"
 
 
-def _size(value: float, written: float | str) -> Budget:
+def _size(value: float, written: float | str, binary: bool = False) -> Budget:
     if not math.isfinite(value) or value < 1:
         raise ValueError(
             f"the budget {written!r} is not positive and finite: "
             'write a fraction up to 1 (0.5), or bytes ("2GiB", 2e9).'
         )
-    return Budget(size=int(value))
+    return Budget(size=int(value), binary=binary)

@@ -28,7 +28,7 @@ from .budgets import OverBudget, format_bytes
 from .levels import Levels
 from .network import Network
 from .plan import Part, Plan, Recompute, make_part
-from .planner import Trainable, fake_copy, fake_like, faking, measure
+from .planner import Prediction, Trainable, fake_copy, fake_like, faking, keeping, measure
 from .profile import Profile, Step
 
 TRIES_PER_DEPTH = 4
@@ -49,6 +49,7 @@ def plan_within_bytes(
     *,
     layerwise: bool = False,
     sequence: bool = False,
+    binary: bool = False,
     recompute: Recompute = Recompute(),  # noqa: B008 - immutable
     choose: bool = False,
 ) -> Plan:
@@ -60,10 +61,10 @@ def plan_within_bytes(
 
     As in Algorithm 1 earlier subnetworks are the longer ones, and auxiliary networks grow in order. `trial` makes the
     rule whose steps are measured, on batches like `sample`, which has no numbers. With `sequence` the input is T
-    different frames.
+    different frames. With `binary` the plan speaks of GiB, else of GB.
     """
     with unset_fake_temporarily(), faking():
-        given = network, trial, sample, T, variant, sequence
+        given = network, trial, sample, T, variant, sequence, binary
         if not choose:
             return Fitting(*given, recompute).best(budget, layerwise)
         plain = None
@@ -76,7 +77,8 @@ def plan_within_bytes(
         if plain is not None and (fewer is None or len(fewer) >= len(plain.parts)):
             return plain
         plan = recomputing.best(budget, layerwise)
-        return Levels(network, replace(plan, recompute=Recompute()), trial, sample, T, sequence=sequence).within(budget)
+        plain = replace(plan, recompute=Recompute())
+        return Levels(network, plain, trial, sample, T, sequence=sequence, binary=binary).within(budget)
 
 
 class Fitting:
@@ -84,10 +86,10 @@ class Fitting:
 
     def __init__(
         self, network: Network, trial: Trial, sample: Tensor, T: int, variant: Variant, sequence: bool = False,
-        recompute: Recompute = Recompute(),  # noqa: B008 - immutable
+        binary: bool = False, recompute: Recompute = Recompute(),  # noqa: B008 - immutable
     ) -> None:  # fmt: skip
-        self.recompute = recompute
         self.network, self.trial, self.batch_size, self.T = network, trial, len(sample), T
+        self.binary, self.recompute = binary, recompute
         self.variant, self.count = variant, len(network.units)
         self.search = Search(network.units, network.shapes, network.memory, variant)
         self.fake = Network.sharing(network, fake_copy(network.model))
@@ -109,27 +111,25 @@ class Fitting:
         limit = budget
         while (parts := self.fewest(limit, layerwise)) is not None:
             plan = self.plan(self.deepened(parts, limit))
-            excess = self.measured(plan) - budget
-            if excess <= 0:
-                return replace(plan, notes=(self.note(budget + excess, budget),))
-            limit -= excess
+            step = self.whole_step(plan)
+            if step.peak_bytes <= budget:
+                return keeping(plan, step, budget, self.binary)
+            limit -= step.peak_bytes - budget
         plan = self.plan(self.smallest_parts(layerwise))
-        needed = self.measured(plan)
-        if needed <= budget:
-            return replace(plan, notes=(self.note(needed, budget),))
+        step = self.whole_step(plan)
+        if step.peak_bytes <= budget:
+            return keeping(plan, step, budget, self.binary)
         raise OverBudget(
-            f"no partition of this network trains within {format_bytes(budget)} at a batch of {self.batch_size}: "
-            f"the smallest budget that works is {needed} bytes ({format_bytes(needed)})."
+            f"no partition of this network trains within {self.words(budget)} at a batch of {self.batch_size}: "
+            f"the smallest budget that works is {step.peak_bytes} bytes ({self.words(step.peak_bytes)})."
         )
 
     def plan(self, parts: Sequence[Part]) -> Plan:
         return Plan(tuple(parts), self.network.total, None, self.network.memory, self.variant, self.recompute)
 
-    def note(self, peak: int, budget: int) -> str:
-        return (
-            f"peak {format_bytes(peak)} of a budget of {format_bytes(budget)}, batch {self.batch_size}, "
-            f"{self.T} time steps"
-        )
+    def words(self, size: int) -> str:
+        """Bytes as the budget was written."""
+        return format_bytes(size, self.binary)
 
     def fewest(self, limit: float, layerwise: bool = False) -> list[Part] | None:
         """The fewest subnetworks that train within limit, with auxiliary networks of one layer; None if none do."""
@@ -231,9 +231,9 @@ class Fitting:
             step = step.then(self.profile(part))
         return self.base + step.peak
 
-    def measured(self, plan: Plan) -> int:
-        """The same, by training the whole network."""
-        return measure(self.rule(plan), self.x, self.labels, self.T).peak_bytes
+    def whole_step(self, plan: Plan) -> Prediction:
+        """The same and more, by training the whole network."""
+        return measure(self.rule(plan), self.x, self.labels, self.T)
 
     def profile(self, part: Part) -> Profile:
         """What a subnetwork takes, from its training on two time steps: from the second on each step is the same."""

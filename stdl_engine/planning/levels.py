@@ -22,7 +22,7 @@ from ..memory.tracker import Event
 from .budgets import OverBudget, format_bytes
 from .network import Network
 from .plan import Plan, Recompute, StageKey
-from .planner import Trainable, fake_copy, fake_like, faking, measure, traced_step
+from .planner import Prediction, Trainable, fake_copy, fake_like, faking, keeping, measure, traced_step
 from .work import Work
 
 
@@ -35,13 +35,14 @@ def recompute_within(
     T: int,
     *,
     sequence: bool,
+    binary: bool,
     choose: bool,
 ) -> Plan:
     """A plan whose training step peaks at no more than `budget` bytes, under the autocast in force: the one given if it
     does, else with those pieces run again that cost least, if they may be chosen. `trial` makes the rule that is
-    measured."""
+    measured. With `binary` the plan speaks of GiB, else of GB."""
     with unset_fake_temporarily(), faking():
-        levels = Levels(network, plan, trial, sample, T, sequence=sequence)
+        levels = Levels(network, plan, trial, sample, T, sequence=sequence, binary=binary)
         return levels.within(budget) if choose else levels.checked(budget)
 
 
@@ -76,8 +77,9 @@ class Levels:
         T: int,
         *,
         sequence: bool,
+        binary: bool = False,
     ) -> None:
-        self.network, self.plan, self.trial, self.T = network, plan, trial, T
+        self.network, self.plan, self.trial, self.T, self.binary = network, plan, trial, T, binary
         self.fake = Network.sharing(network, fake_copy(network.model))
         frame = fake_like(sample)
         self.x = torch.empty(T, *frame.shape, dtype=frame.dtype) if sequence else frame
@@ -88,32 +90,37 @@ class Levels:
 
     def checked(self, budget: int) -> Plan:
         """The plan as it is; raises OverBudget if it takes more than the budget."""
-        needed = self.measured(self.plan)
-        if needed > budget:
+        step = self.whole_step(self.plan)
+        if step.peak_bytes > budget:
             raise OverBudget(
-                f"a training step takes {needed} bytes ({format_bytes(needed)}) at a batch of {len(self.y)} and "
-                f"{self.T} time steps, and the budget is {format_bytes(budget)}: let pieces run again "
+                f"a training step takes {self.words(step.peak_bytes)} ({step.peak_bytes} bytes) at a batch of "
+                f"{len(self.y)} and {self.T} time steps, and the budget is {self.words(budget)}: let pieces run again "
                 '(recompute="auto"), or take a smaller batch.'
             )
-        return self.plan
+        return keeping(self.plan, step, budget, self.binary)
 
     def within(self, budget: int) -> Plan:
         """The plan with the cheapest recomputation that fits; raises OverBudget if none does."""
-        if self.measured(self.plan) <= budget:
-            return self.plan
+        step = self.whole_step(self.plan)
+        if step.peak_bytes <= budget:
+            return keeping(self.plan, step, budget, self.binary)
         limit = budget
         while (recompute := self.cheapest(limit)) is not None:
             plan = replace(self.plan, recompute=recompute)
-            excess = self.measured(plan) - budget
-            if excess <= 0:
-                return plan
-            limit -= excess
-        least = self.measured(replace(self.plan, recompute=self.everything(self.deepest)))
+            step = self.whole_step(plan)
+            if step.peak_bytes <= budget:
+                return keeping(plan, step, budget, self.binary)
+            limit -= step.peak_bytes - budget
+        least = self.whole_step(replace(self.plan, recompute=self.everything(self.deepest))).peak_bytes
         raise OverBudget(
-            f"a training step takes more than {format_bytes(budget)} at a batch of {len(self.y)} and {self.T} time "
+            f"a training step takes more than {self.words(budget)} at a batch of {len(self.y)} and {self.T} time "
             f"steps, even if every piece runs again: the smallest budget that works is {least} bytes "
-            f"({format_bytes(least)})."
+            f"({self.words(least)})."
         )
+
+    def words(self, size: int) -> str:
+        """Bytes as the budget was written."""
+        return format_bytes(size, self.binary)
 
     def cheapest(self, limit: int) -> Recompute | None:
         """The choice that costs least by addition, with backward in one segment of time or in several."""
@@ -166,8 +173,8 @@ class Levels:
         events = traced_step(self.rule(recompute), self.x, self.y, self.T)
         return _by_stage(events, None if self.deepest == 2 else self.T - 1)
 
-    def measured(self, plan: Plan) -> int:
-        return measure(self.trial(self.fake, plan), self.x, self.y, self.T).peak_bytes
+    def whole_step(self, plan: Plan) -> Prediction:
+        return measure(self.trial(self.fake, plan), self.x, self.y, self.T)
 
     def rule(self, recompute: Recompute) -> Trainable:
         return self.trial(self.fake, replace(self.plan, recompute=recompute))

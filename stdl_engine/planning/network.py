@@ -22,8 +22,15 @@ class Network:
         self.model, self.in_shape, self.memory = model, tuple(in_shape), memory
         *self.units, self.head = copy_of_shapes(model).eval()
         self.shapes, self.costs, shape = [], [], self.in_shape
-        for unit in self.units:
-            cost, shape = footprint(unit, shape, memory)
+        for place, unit in enumerate(self.units):
+            try:
+                cost, shape = footprint(unit, shape, memory)
+            except RuntimeError as error:  # what PyTorch says of a map that a layer cannot take
+                size, reason = " × ".join(map(str, shape)), str(error).splitlines()[0]
+                raise ValueError(
+                    f"unit {place} of the network ({label_of(unit)}) cannot take a map of {size} ({reason}): use "
+                    "larger samples, or a network that shrinks them less."
+                ) from error
             self.shapes.append(shape)
             self.costs.append(cost)
 

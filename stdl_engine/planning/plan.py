@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -79,32 +82,69 @@ class Plan:
     """How the auxiliary networks are made."""
     recompute: Recompute = Recompute()
     notes: tuple[str, ...] = field(default=())
+    byte_shares: tuple[float, ...] = ()
+    """Where the budget is in bytes: what each subnetwork takes of it at most, everything alive counted."""
 
     def __str__(self) -> str:
+        return self.table()
+
+    def table(self, columns: int | None = None) -> str:
+        """The plan for people, one line a subnetwork; for so many columns long names go on in further lines."""
         rows = [("", "subnetwork", "auxiliary network", "footprint", "of budget")]
         for number, part in enumerate(self.parts, 1):
-            of_budget = f"{part.footprint / self.budget:.1%}" if self.budget else "-"
-            rows.append(
-                (
-                    str(number),
-                    "-".join(part.names),
-                    "-".join(part.auxiliary_names) or "-",
-                    f"{part.footprint:,.0f}",
-                    of_budget,
-                )
-            )
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        lines = [
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        ]
+            names = ("-".join(part.names), "-".join(part.auxiliary_names) or "-")
+            rows.append((str(number), *names, f"{part.footprint:,.0f}", self._of_budget(number - 1)))
         budget = f", budget {self.budget:,.0f} ({self.budget / self.total:.1%})" if self.budget else ""
-        lines.append(f"whole network {self.total:,.0f}{budget}; footprints in elements a sample, {self.memory} memory")
-        return "\n".join([*lines, *filter(None, [str(self.recompute)]), *self.notes])
+        remarks = [f"whole network {self.total:,.0f}{budget}; footprints in elements a sample, {self.memory} memory"]
+        remarks += [*filter(None, [str(self.recompute)]), *self.notes]
+        if columns is not None:
+            rows = _folded(rows, columns)
+            remarks = [line for remark in remarks for line in textwrap.wrap(remark, columns)]
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        lines = (
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        )
+        return "\n".join([*lines, *remarks])
+
+    def _of_budget(self, place: int) -> str:
+        if self.byte_shares:
+            return f"{self.byte_shares[place]:.1%}"
+        return f"{self.parts[place].footprint / self.budget:.1%}" if self.budget else "-"
 
     def recomputing(self, levels: Mapping[StageKey, int] | None = None, segment: int | None = None) -> Plan:
         """The plan with other levels, or another segment, than it has."""
         changes = {"segment": segment} if levels is None else {"levels": levels, "segment": segment}
         return replace(self, recompute=replace(self.recompute, **changes))
+
+
+def _folded(rows: list[tuple[str, ...]], columns: int) -> list[tuple[str, ...]]:
+    """The rows with the names of units, which stand second and third, over as many lines as they need."""
+    others = sum(max(len(row[column]) for row in rows) for column in (0, 3, 4)) + 8  # two blanks between columns
+    folded = []
+    names = fold_names([row[1:3] for row in rows], columns - others)
+    for (number, _, _, footprint, share), cells in zip(rows, names, strict=True):
+        for left, right in itertools.zip_longest(*cells, fillvalue=""):
+            folded.append((number, left, right, footprint, share))
+            number = footprint = share = ""
+    return folded
+
+
+def fold_names(pairs: Sequence[tuple[str, str]], columns: int) -> list[tuple[list[str], list[str]]]:
+    """Names of units joined by hyphens, and those of auxiliary networks, as lines that side by side take no more than
+    so many columns."""
+    first, second = (max(map(len, names)) for names in zip(*pairs, strict=True))
+    first = min(first, max(columns // 2, columns - second))
+    return [(_lines(left, first), _lines(right, columns - first)) for left, right in pairs]
+
+
+def _lines(names: str, width: int) -> list[str]:
+    """The names in lines; all but the last end in a hyphen."""
+    lines = [""]
+    for name in re.findall(r"[^-]+-?|-", names):
+        if lines[-1] and len(lines[-1]) + len(name) > width:
+            lines.append("")
+        lines[-1] += name
+    return lines
 
 
 def plan_within(network: Network, budget: float, variant: Variant = VARIANTS["stdl"], layerwise: bool = False) -> Plan:

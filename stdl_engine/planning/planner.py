@@ -23,6 +23,7 @@ from ..memory.spikes import Kept
 from ..memory.tracker import Event, Place, Tracker, identity
 from ..neurons import Neuron
 from ..units import forget_hooks
+from .budgets import format_bytes
 from .flow import Flow
 from .network import Network
 from .plan import Plan
@@ -141,6 +142,13 @@ def observed_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> tuple[Any, P
     )
 
 
+def keeping(plan: Plan, step: Prediction, budget: int, binary: bool) -> Plan:
+    """The plan with what its training step takes of a budget in bytes, and each of its subnetworks."""
+    peak, most = (format_bytes(size, binary) for size in (step.peak_bytes, budget))
+    note = f"peak {peak} of a budget of {most}, batch {step.batch_size}, {step.steps} time steps"
+    return replace(plan, notes=(note,), byte_shares=tuple(part["peak_bytes"] / budget for part in step.subnetworks))
+
+
 def traced_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> list[Event]:
     """Every change of the bytes alive in `rule.step(x, y, T)`, with its place, after the optimizer has its state."""
     rule.step(x[:1] if x.ndim > 1 + len(rule.network.in_shape) else x, y, 1)
@@ -215,7 +223,7 @@ def fake_copy(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {id(b): fake_like(b) for b in model.buffers()}
     memo |= {id(p): nn.Parameter(fake_like(p), requires_grad=p.requires_grad) for p in model.parameters()}
     with unset_fake_temporarily():  # states are no fake tensors
-        for neuron in (m for m in model.modules() if isinstance(m, Neuron) and m.membrane is not None):
+        for neuron in (m for m in model.modules() if isinstance(m, Neuron)):
             stateless = copy.copy(neuron)
             stateless.reset()
             memo[id(neuron)] = copy.deepcopy(stateless, memo)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..memory.spikes import Kept, saving
+from ..memory.strided import taking_pixels_first
 from ..memory.tracker import mark
 from ..neurons import borrowed, reset_states
 from ..planning.budgets import Budget, format_bytes, parse_budget
@@ -169,7 +170,7 @@ class Rule:
         choose = self.recompute == "auto" and self.memory == "lean"
         return recompute_within(
             self.network, plan, self.budget.size, self.trial, self.sample, self.steps, sequence=self.sequence,
-            choose=choose,
+            binary=self.budget.binary, choose=choose,
         )  # fmt: skip
 
     def recompute_all(self) -> Recompute:
@@ -214,7 +215,7 @@ class Rule:
 
     def _check_promise(self, x: Tensor, T: int) -> None:
         """Refuse a batch that takes more memory than the budget was planned for."""
-        planned = f"the budget of {format_bytes(self.budget.size)} was planned for "
+        planned = f"the budget of {format_bytes(self.budget.size, self.budget.binary)} was planned for "
         is_sequence = x.ndim > 1 + len(self.network.in_shape)
         batch_size = x.shape[1] if is_sequence else len(x)
         if is_sequence and not self.sequence:
@@ -246,7 +247,9 @@ class Rule:
             part: [self.plan.recompute.level(number, stage.name) for stage in flow.stages]
             for number, (part, flow) in enumerate(self._flows.items())
         }
-        with borrowed(self.modules(), training=True, online=self.online, memory=self.memory):
+        modules = list(self.modules())
+        borrowing = borrowed(modules, training=True, online=self.online, memory=self.memory)
+        with borrowing, taking_pixels_first(modules):
             try:
                 yield
             except BaseException:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 import torch
 from torch import Tensor, nn
 
@@ -11,17 +9,21 @@ from ..neurons import borrowed
 
 
 @torch.no_grad()
-def mean_logits(model: nn.Module, frames: list[Tensor]) -> Tensor:
+def mean_logits(model: nn.Module, frames: list[Tensor], rates: Tensor | None = None) -> Tensor:
     """What a model in evaluation mode says of a batch, the mean over its frames in time; the model is given back as it
-    was."""
+    was.
+
+    `rates`, one number for each unit, gain the mean output of each, which is its firing rate.
+    """
     with borrowed(model.modules(), training=False, online=True, memory="lean"):
-        return sum(model(frame) for frame in frames) / len(frames)
+        if rates is None:
+            return sum(model(frame) for frame in frames) / len(frames)
+        return sum(_measured(model, frame, rates, 1 / len(frames)) for frame in frames) / len(frames)
 
 
-def accuracy(predict: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, int]:
-    """The share of samples whose label has the largest of `predict`'s logits, and how many samples there were."""
-    correct = samples = 0
-    for x, y in batches:
-        correct += (predict(x).argmax(1).cpu() == y).sum().item()
-        samples += len(y)
-    return correct / samples, samples
+def _measured(model: nn.Sequential, x: Tensor, rates: Tensor, weight: float) -> Tensor:
+    *units, head = model
+    for number, unit in enumerate(units):
+        x = unit(x)
+        rates[number] += weight * x.mean(dtype=torch.float32)
+    return head(x)

@@ -59,6 +59,6 @@ class STDL(Rule):
             return super().make_plan()
         return plan_within_bytes(
             self.network, self.budget.size, self.trial, self.sample, self.steps, self.variant,
-            layerwise=self.layerwise, sequence=self.sequence, recompute=self.recompute_all(),
+            layerwise=self.layerwise, sequence=self.sequence, binary=self.budget.binary, recompute=self.recompute_all(),
             choose=self.recompute == "auto" and self.memory == "lean",
         )  # fmt: skip

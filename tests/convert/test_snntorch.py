@@ -2,12 +2,16 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from stdl_engine.convert import convert_neurons, fused_like
+import stdl_engine
+from stdl_engine import FusedLIF
+from stdl_engine.convert import convert_neurons, fused_like, units_from
+from stdl_engine.kernels.surrogate import ATan
 
 snn = pytest.importorskip("snntorch")
 surrogate, utils = snn.surrogate, pytest.importorskip("snntorch.utils")
@@ -142,12 +146,6 @@ def test_copies_and_pickles():
         pickle.dumps(fused)
 
 
-def running() -> nn.Module:
-    leaky = snn.Leaky(0.9)
-    leaky(torch.ones(3))
-    return leaky
-
-
 LEFT = {
     "beta is learned": lambda: snn.Leaky(0.9, learn_beta=True),
     "threshold is learned": lambda: snn.Leaky(0.9, learn_threshold=True),
@@ -156,7 +154,6 @@ LEFT = {
     "worth 2": lambda: snn.Leaky(0.9, graded_spikes_factor=2.0),
     "not a positive": lambda: snn.Leaky(0.9, threshold=0.0),
     "quantised": lambda: snn.Leaky(0.9, state_quant=torch.round),
-    "middle of a sequence": running,
     "none of atan, sigmoid": lambda: snn.Leaky(0.9, spike_grad=surrogate.triangular()),
     "spike_grad": lambda: snn.Leaky(0.9, spike_grad=torch.sigmoid),
     "Synaptic has dynamics of its own": lambda: snn.Synaptic(0.9, 0.8),
@@ -176,3 +173,74 @@ def test_what_the_fused_step_is_not_is_left_alone(reason):
 def test_inhibition_is_left_alone():
     report = convert_neurons(nn.Sequential(snn.Leaky(0.9, inhibition=True)))
     assert "inhibition" in report.left[0].reason
+
+
+def test_the_state_goes_along():
+    leaky, x = snn.Leaky(0.8), sequence()
+    _, mem = leaky(x[0])
+    fused = fused_like(leaky)
+    assert type(leaky) is snn.Leaky
+    assert_equal_step(leaky(x[1], mem), fused(x[1], mem))
+    hidden = snn.Leaky(0.8, init_hidden=True, output=True)
+    hidden(x[0])
+    assert_equal_step(fused_like(hidden)(x[1]), hidden(x[1]))
+
+
+def assert_equal_step(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    for own, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, theirs)
+
+
+def test_the_object_stays():
+    net = network()
+    first, handle = net[1], []
+    first.register_forward_hook(lambda *_: handle.append(1))
+    convert_neurons(net)
+    assert net[1] is first
+    assert isinstance(first, snn.Leaky)
+    net(torch.randn(2, 6))
+    assert handle == [1]
+
+
+@pytest.mark.parametrize("reset_delay", [True, False])
+@pytest.mark.parametrize("reset", ["zero", "none", "subtract"])
+@pytest.mark.parametrize("name", ["atan", "fast_sigmoid"])
+def test_units_say_what_to_put_in_its_place(name, reset, reset_delay):
+    """The layer in the message can be pasted, and where the message says so it computes the same."""
+    leaky = snn.Leaky(0.8, spike_grad=SURROGATES[name], reset_mechanism=reset, reset_delay=reset_delay)
+    net = nn.Sequential(nn.Linear(9, 9), leaky, nn.Linear(9, 2))
+    with pytest.raises(
+        ValueError, match=r"1 \(Leaky\) cannot be cut into units: .* put FusedLIF\(.*\) in its place"
+    ) as told:
+        units_from(net)
+    assert type(net[1]) is snn.Leaky
+    layer = eval(
+        re.search(r"put (FusedLIF\(.*\)) in its place", str(told.value))[1],
+        {"FusedLIF": FusedLIF, "ATan": ATan, "stdl_engine": stdl_engine},
+    )
+    same = "computes the same" in str(told.value)
+    assert same == (reset != "subtract")
+    if same:
+        x = sequence()
+        expected, *_ = through(leaky, x)
+        assert torch.equal(torch.stack([layer(frame) for frame in x]), expected)
+        mem, outputs = leaky.reset_mem(), []
+        for frame in x:
+            spikes, mem = leaky(frame, mem)
+            outputs.append(spikes)
+        layer.reset()
+        grads = []
+        for spikes in (torch.stack(outputs), torch.stack([layer(frame) for frame in x])):
+            torch.manual_seed(3)
+            grads.append(torch.autograd.grad(spikes, x, torch.randn_like(spikes))[0])
+        torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
+
+
+def test_units_name_every_neuron_of_snntorch():
+    for neuron in (snn.Synaptic(0.9, 0.8), snn.Leaky(0.9, learn_beta=True), snn.Leaky(0.9, inhibition=False)):
+        with pytest.raises(ValueError, match=r"1 \(\w+\) .* neurons of snnTorch hand .* put a? ?FusedLIF"):
+            units_from(nn.Sequential(nn.Linear(2, 2), neuron, nn.Linear(2, 2)))
+    net = network()
+    convert_neurons(net)
+    with pytest.raises(ValueError, match=r"1 \(FusedLeaky\) .* put FusedLIF\("):
+        units_from(net)

@@ -3,10 +3,11 @@
 import copy
 import functools
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
-from spikingjelly.activation_based import base, functional, layer, neuron, surrogate
+from spikingjelly.activation_based import neuron, surrogate
 from torch import Tensor, nn
 
 from stdl_engine import FusedLIF, FusedPLIF
@@ -97,31 +98,6 @@ def test_the_decay_s_parameter_is_the_node_s_own():
     assert fused.w is node.w  # and not what the last step made of it
 
 
-@pytest.mark.parametrize("step_mode", ["s", "m"])
-def test_membranes_are_stored(step_mode):
-    node = neuron.LIFNode(v_reset=0.2, step_mode=step_mode, store_v_seq=True)
-    fused = fused_like(node, backend="reference")
-    x = sequence()
-    for _ in range(2):  # a second call without a reset: "s" goes on storing, "m" begins anew
-        for layer_ in (node, fused):
-            layer_(x) if step_mode == "m" else [layer_(frame) for frame in x]
-    assert len(node.v_seq) == (STEPS if step_mode == "m" else 2 * STEPS)
-    torch.testing.assert_close(fused.v_seq, node.v_seq, rtol=1e-12, atol=1e-12)
-    fused.detach()
-    assert not fused.v_seq.requires_grad
-    fused.reset()
-    assert fused.v_seq is None
-    assert fused.v == 0.2
-
-
-def test_attributes_of_the_node_can_be_read_and_not_set():
-    fused = fused_like(neuron.LIFNode(v_threshold=1.5, v_reset=-0.5))
-    assert (fused.v_threshold, fused.v_reset, fused.v) == (1.5, -0.5, -0.5)
-    for name in ("v_threshold", "v_reset", "v"):
-        with pytest.raises(AttributeError):
-            setattr(fused, name, 1.0)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name):
     """Every neuron of SpikingJelly's own models: same outputs, same gradient of every parameter, in both step modes."""
@@ -130,7 +106,7 @@ def test_models(name):
     converted = copy.deepcopy(model)
     report = convert_neurons(converted, backend="reference")
     assert not report.left
-    assert not any(isinstance(module, neuron.BaseNode) for module in converted.modules())
+    assert all(isinstance(m, FusedLIF) for m in converted.modules() if isinstance(m, neuron.BaseNode))
     assert list(converted.state_dict()) == list(model.state_dict())
     x, grad = torch.randn(2, 2, 3, 32, 32).double(), torch.randn(2, 2, 10).double()
     for mode in ("s", "m"):
@@ -167,94 +143,62 @@ def test_on_a_gpu(step_mode):
         assert_same(node, fused_like(node), x, 1e-5)
 
 
-class Caught(list):
-    """SpikingJelly's warnings while it looks at modules."""
-
-    def warning(self, *message) -> None:
-        self.append(message)
-
-
-def test_spikingjelly_handles_fused_neurons_as_its_own(monkeypatch):
-    from spikingjelly.activation_based.functional import net_config
-
-    warnings = Caught()
-    monkeypatch.setattr(net_config, "logger", warnings)
-    net = nn.Sequential(nn.Linear(5, 4), neuron.LIFNode(), nn.Linear(4, 3), neuron.IFNode())
-    functional.reset_net(net)  # which remembers what to reset
-    kept = [net[1], net[3]]
-    convert_neurons(net, backend="reference")
-    functional.set_step_mode(net, "m")
-    assert [net[1].step_mode, net[3].step_mode] == ["m", "m"]
-    with pytest.raises(ValueError, match="step_mode"):
-        functional.set_step_mode(net, "x")
-    net(torch.randn(2, 6, 5)).sum().backward()
-    functional.detach_net(net)
-    assert net[1].membrane is not None
-    assert not net[1].membrane.requires_grad
-    assert len(base.extract_memories(net)) == 2
-    functional.reset_net(net)
-    assert net[1].membrane is None
-    assert net[3].membrane is None
-    assert kept[0] is not net[1]
-    assert warnings == []
-
-
-def test_states_are_memories_to_spikingjelly():
-    """What its checkpointing needs: states taken out, put back, and the forward as a function of them."""
-    net = nn.Sequential(layer.Linear(5, 4), neuron.LIFNode())
-    convert_neurons(net)
-    step, x = base.to_functional_forward(net), torch.randn(3, 2, 5)
-    states: tuple = (None,)
-    outputs = []
-    for frame in x:
-        (spikes,), states = step((frame,), states)
-        outputs.append(spikes)
-    assert net[1].membrane is None  # nothing was left behind
-    assert torch.equal(torch.stack(outputs), torch.stack([net(frame) for frame in x]))
-
-
-def test_copies_pickles_and_moves_take_the_state_along():
-    fused = fused_like(neuron.LIFNode(v_reset=None))
-    x = torch.randn(4).requires_grad_()
-    fused(x)
-    for other in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
-        assert torch.equal(other.membrane, fused.membrane)
-        assert not other.membrane.requires_grad
-        other.reset()
-        assert fused.membrane is not None
-    assert fused.half().membrane.dtype == torch.float32
-    assert fused.double().membrane.dtype == torch.float64
-
-
 def test_a_shared_neuron_stays_shared():
     node = neuron.IFNode()
     net = nn.Sequential(nn.Linear(4, 4), node, nn.Sequential(nn.Linear(4, 4), node))
     report = convert_neurons(net)
     assert [entry.name for entry in report.swapped] == ["1", "2.1"]
-    assert net[1] is net[2][1]
+    assert net[1] is net[2][1] is node
     assert isinstance(net[1], FusedLIF)
 
 
 class Leaking(neuron.LIFNode):
-    pass
+    """Fires earlier and earlier: dynamics of its own."""
+
+    def single_step_forward(self, x: Tensor) -> Tensor:
+        self.v_threshold *= 0.9
+        return super().single_step_forward(x)
 
 
-def hooked() -> neuron.LIFNode:
+class Labelled(neuron.LIFNode):
+    """Other defaults, and an attribute and a method more: the same dynamics."""
+
+    def __init__(self, label: str = "") -> None:
+        super().__init__(tau=3.0, v_reset=None, detach_reset=True, surrogate_function=surrogate.ATan())
+        self.label = label
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, label={self.label}"
+
+    def shout(self) -> str:
+        return self.label.upper()
+
+
+def test_a_class_with_other_defaults_is_made_fused_and_stays_what_it_is():
+    net = nn.Sequential(Labelled("a"), neuron.IFNode())
+    plain = copy.deepcopy(net)
+    assert not convert_neurons(net, backend="reference").left
+    for node in (net[0], copy.deepcopy(net[0]), pickle.loads(pickle.dumps(net[0]))):
+        assert isinstance(node, Labelled)
+        assert isinstance(node, FusedLIF)
+        assert node.shout() == "A"
+        assert "label=a" in repr(node)
+        assert_same(plain[0], node, sequence())
+
+
+def patched() -> neuron.LIFNode:
     node = neuron.LIFNode()
-    node.register_forward_hook(lambda *_: None)
+    node.single_step_forward = lambda x: x
     return node
 
 
-def running() -> neuron.LIFNode:
-    node = neuron.LIFNode()
-    node(torch.zeros(3))
-    return node
+def with_attribute(name: str) -> Callable[[], neuron.LIFNode]:
+    def make() -> neuron.LIFNode:
+        node = neuron.LIFNode()
+        setattr(node, name, 0.5)
+        return node
 
-
-def started_elsewhere() -> neuron.IFNode:
-    node = neuron.IFNode()
-    node.set_reset_value("v", 0.5)
-    return node
+    return make
 
 
 def learned_threshold() -> neuron.IFNode:
@@ -263,18 +207,32 @@ def learned_threshold() -> neuron.IFNode:
     return node
 
 
+def of_low_precision() -> neuron.LIFNode:
+    node = neuron.LIFNode()
+    node._neuron_precision = (torch.float16, "fp16", "fp16")
+    return node
+
+
+class OwnSurrogate(nn.Module):
+    alpha = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x)
+
+
 LEFT = {
-    "dynamics of its own": Leaking,
-    "QIFNode": neuron.QIFNode,
+    "Leaking has a single_step_forward of its own": Leaking,
+    "it has a single_step_forward of its own on the object": patched,
+    "it has a decay of its own on the object": with_attribute("decay"),
+    "it has a rest of its own on the object": with_attribute("rest"),
     "LeakyKReLU": lambda: neuron.LIFNode(surrogate_function=surrogate.LeakyKReLU()),
     "PiecewiseLeakyReLU": lambda: neuron.LIFNode(surrogate_function=surrogate.PiecewiseLeakyReLU(c=0.01)),
+    "OwnSurrogate is not one of SpikingJelly's": lambda: neuron.LIFNode(surrogate_function=OwnSurrogate()),
     "primitive": lambda: neuron.LIFNode(surrogate_function=surrogate.Sigmoid(spiking=False)),
     "alpha": lambda: neuron.LIFNode(surrogate_function=surrogate.Sigmoid(alpha=torch.ones(()))),
     "not above": lambda: neuron.LIFNode(v_threshold=1.0, v_reset=1.0),
-    "hooks": hooked,
-    "middle of a sequence": running,
-    "starts at 0.5": started_elsewhere,
     "v_threshold is tensor": learned_threshold,
+    "precision": of_low_precision,
 }
 
 
@@ -282,37 +240,63 @@ LEFT = {
 def test_what_is_no_fused_function_is_left_alone(reason):
     node = LEFT[reason]()
     net = nn.Sequential(neuron.LIFNode(), node)
+    kind = type(node)
     report = convert_neurons(net)
     assert net[1] is node
+    assert type(node) is kind
     assert [entry.name for entry in report.left] == ["1"]
     assert reason in report.left[0].reason
     assert "1 of 2 neuron layers are fused now:" in str(report)
     assert f"left alone: {report.left[0].reason}" in str(report)
 
 
-def test_strict_changes_nothing():
-    net = nn.Sequential(neuron.LIFNode(), Leaking())
-    with pytest.raises(NotConvertible, match=r"1 \(Leaking\) has no fused equal: .*docs/convert\.md"):
+OTHER_NODES = {
+    "QIFNode": {}, "EIFNode": {}, "IzhikevichNode": {}, "RAFNode": {}, "KLIFNode": {}, "ComplementaryLIFNode": {},
+    "CUBALIFNode": {}, "ILIFNode": {}, "TernaryLIFNode": {}, "HalfThresholdIFNode": {}, "OTTTLIFNode": {},
+    "SLTTLIFNode": {}, "NonSpikingLIFNode": {}, "GatedLIFNode": {"T": 4}, "PSN": {"T": 4}, "SlidingPSN": {"k": 2},
+    "LIAFNode": {"act": torch.relu, "threshold_related": False}, "SimpleLIFNode": {"tau": 2.0, "decay_input": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_NODES)
+def test_neurons_with_other_dynamics_are_named(name):
+    node = getattr(neuron, name)(**OTHER_NODES[name])
+    report = convert_neurons(nn.ModuleDict({"its": node}))
+    assert [(entry.name, entry.was) for entry in report.left] == [("its", name)]
+    assert f"{name} has dynamics of its own; fused are LIFNode, IFNode, ParametricLIFNode" in str(report)
+
+
+def test_strict_names_what_is_left_and_changes_nothing():
+    net = nn.Sequential(neuron.LIFNode(), Leaking(), neuron.QIFNode())
+    with pytest.raises(NotConvertible, match=r"1 \(Leaking\) has .*; nor have 2 \(QIFNode\)\. Build .*docs/"):
         convert_neurons(net, strict=True)
-    assert type(net[0]) is neuron.LIFNode
+    assert [type(node) for node in net] == [neuron.LIFNode, Leaking, neuron.QIFNode]
 
 
-def test_a_bare_neuron_is_no_model():
-    with pytest.raises(TypeError, match="fused_like"):
-        convert_neurons(neuron.LIFNode())
+def test_a_neuron_alone():
+    node = neuron.LIFNode()
+    assert [entry.name for entry in convert_neurons(node).swapped] == [""]
+    assert isinstance(node, FusedLIF)
+    with pytest.raises(NotConvertible, match=r"the model \(QIFNode\) has no fused equal"):
+        convert_neurons(neuron.QIFNode(), strict=True)
 
 
 def test_a_model_without_neurons_is_left_as_it_is():
-    report = convert_neurons(nn.Sequential(nn.Linear(2, 2)))
-    assert str(report) == "0 of 0 neuron layers are fused now."
+    report = convert_neurons(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+    assert str(report) == (
+        "0 of 0 neuron layers are fused now: no neuron of SpikingJelly or snnTorch is among its layers, which are "
+        "Linear, ReLU."
+    )
+    assert str(convert_neurons(nn.Sequential())) == "0 of 0 neuron layers are fused now."
 
 
 def test_converting_twice_changes_nothing():
     net = nn.Sequential(neuron.LIFNode())
     convert_neurons(net)
-    fused = net[0]
-    assert convert_neurons(net).swapped == ()
-    assert net[0] is fused
+    kind, attributes = type(net[0]), dict(vars(net[0]))
+    assert convert_neurons(net, strict=True).swapped == ()
+    assert type(net[0]) is kind
+    assert vars(net[0]) == attributes
 
 
 def test_training_mode_and_backend_are_kept():
@@ -320,5 +304,20 @@ def test_training_mode_and_backend_are_kept():
     convert_neurons(net, backend="reference")
     assert not net[0].training
     assert net[0].backend == "reference"
+    plain = nn.Sequential(neuron.LIFNode())
     with pytest.raises(ValueError, match="no_such"):
-        convert_neurons(nn.Sequential(neuron.LIFNode()), backend="no_such")
+        convert_neurons(plain, backend="no_such")
+    assert type(plain[0]) is neuron.LIFNode
+
+
+def test_a_fused_twin_leaves_the_neuron_as_it_is():
+    node = neuron.LIFNode()
+    node.register_forward_hook(lambda *_: torch.zeros(()))
+    x = sequence(torch.float32)
+    node(x[0])
+    twin = fused_like(node)
+    assert type(node) is neuron.LIFNode
+    assert not twin._forward_hooks
+    assert torch.equal(twin.v, node.v)
+    twin(x[1])
+    assert not torch.equal(twin.v, node.v)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from stdl_engine.data import BadSampleError
-from stdl_engine.data.cache import FrameCache
+from stdl_engine.data.cache import VERSION, FrameCache
+from stdl_engine.data.files import write_sealed
 from stdl_engine.data.prepare import Preparation
 from stdl_engine.data.recordings import read_bin
 
@@ -71,6 +72,25 @@ def test_made_once_and_read_back(files):
         assert cache.bad_samples == ()
 
 
+def test_other_sensors_and_readings_are_other_frames(files):
+    load(files)
+    for options in ({"shape": (3, 12, 10)}, {"reading": "xytp"}, {"ordered": True}):
+        read = Reader()
+        load(files, read, **options)
+        assert read.calls == 5, options
+    by_time = Reader()
+    assert not torch.equal(load(files, by_time, split_by="time").samples, load(files).samples)
+    assert by_time.calls == 5
+
+
+def test_a_link_that_leads_nowhere(files):
+    files[1][0].unlink()
+    files[1][0].symlink_to(files[1][0].with_name("gone"))
+    with pytest.raises(BadSampleError, match=r"1\.bin cannot be read \(No such file or directory\)"):
+        load(files)
+    assert load(files, on_bad_sample="skip").bad_samples == (files[1][0],)
+
+
 def test_a_folder_for_each_number_of_frames(files):
     load(files)
     read = Reader()
@@ -115,7 +135,40 @@ def not_a_manifest(data, manifest):
     manifest.write_text("[]")
 
 
-@pytest.mark.parametrize("damage", [cut_short, longer, one_bit, no_data, no_manifest, half_a_manifest, not_a_manifest])
+def edited(name, value):
+    """A manifest that somebody changed with an editor."""
+
+    def edit(data, manifest):
+        entry = json.loads(manifest.read_text())
+        entry[name] = value
+        manifest.write_text(json.dumps(entry))
+
+    edit.__name__ = f"edited {name}"
+    return edit
+
+
+def another_version(data, manifest):
+    """What a cache of another version looks like: whole, sealed, and of other content."""
+    entry = json.loads(manifest.read_text())
+    entry.pop("seal")
+    write_sealed(manifest, {**entry, "version": VERSION + 1})
+
+
+def of_the_first_version(data, manifest):
+    """Without shape and seal, and with labels."""
+    entry = json.loads(manifest.read_text())
+    kept = {name: entry[name] for name in ("source", "dtype", "bytes", "crc32", "bad")}
+    manifest.write_text(json.dumps({**kept, "labels": [1, 1, 1, 1, 1]}))
+
+
+DAMAGES = [
+    cut_short, longer, one_bit, no_data, no_manifest, half_a_manifest, not_a_manifest, edited("dtype", "int32"),
+    edited("dtype", "lies"), edited("shape", [3, 10, 8]), edited("bad", [["Train/0.bin", "no"]]), edited("bad", 5),
+    edited("bytes", -1), another_version, of_the_first_version,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_cache_is_made_again(files, damage):
     load(files)
     damage(*parts(files))

@@ -32,7 +32,7 @@ def case(request):
         for cut in itertools.product((False, True), repeat=3):
             edges = [0, *(place for place, here in enumerate(cut, 1) if here), 4]
             parts = [fitting.choices(range(*edge))[0] for edge in itertools.pairwise(edges)]
-            table.append((fitting.measured(fitting.plan(parts)), parts))
+            table.append((fitting.whole_step(fitting.plan(parts)).peak_bytes, parts))
         yield fitting, table
 
 
@@ -86,7 +86,7 @@ class TestSearch:
         peaks = sorted(peak for peak, _ in table)
         for budget in (peaks[0], peaks[3] + 9000, peaks[-1] + 20000):
             plan = fitting.best(budget)
-            assert fitting.measured(plan) == fitting.predicted(plan.parts) <= budget
+            assert fitting.whole_step(plan).peak_bytes == fitting.predicted(plan.parts) <= budget
             assert len(plan.parts) == fewest(table, budget)
             for place, part in enumerate(plan.parts[:-1]):
                 for layers in auxiliary_networks(fitting, part.units):
@@ -99,7 +99,7 @@ class TestSearch:
             fitting.best(1000)
         smallest = int(re.search(r"the smallest budget that works is (\d+) bytes", str(error.value))[1])
         assert smallest <= min(peak for peak, _ in table)
-        assert fitting.measured(fitting.best(smallest)) == smallest
+        assert fitting.whole_step(fitting.best(smallest)).peak_bytes == smallest
         with pytest.raises(ValueError, match=f"works is {smallest} bytes"):
             fitting.best(smallest - 1)
 

@@ -3,12 +3,35 @@
 import numpy as np
 import pytest
 
+from stdl_engine import trainer
 from stdl_engine.train import main
+
+from ..small_runs import one_thread  # noqa: F401
 
 QUICK = [
     "--dataset", "npz", "--augment", "none", "--model", "resnet18", "--width", "0.0625",
     "--batch-size", "16", "--steps", "2", "--device", "cpu", "--lr", "0.05",
 ]  # fmt: skip
+
+
+NOT_MEMORYS = ("name", "data", "seed", "epochs", "lr", "weight_decay", "validate", "workers", "start_from", "device")
+"""Settings that the peak of a training step does not depend on."""
+
+
+@pytest.fixture(autouse=True, scope="package")
+def each_peak_predicted_once():
+    """A prediction takes longer than these runs, many of which are of the same network."""
+    known, predict_peak = {}, trainer.predict_peak
+
+    def remembered(recipe, model, plan):
+        key = (*(value for name, value in vars(recipe).items() if name not in NOT_MEMORYS), str(plan))
+        if key not in known:
+            known[key] = predict_peak(recipe, model, plan)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "predict_peak", remembered)
+        yield
 
 
 def write_data(path, samples=64, seed=0):

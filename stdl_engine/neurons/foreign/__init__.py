@@ -1,5 +1,25 @@
-"""Neurons of other libraries, swapped for fused ones that compute the same."""
+"""Neurons of other libraries, made fused where that computes the same."""
 
-from .swap import Left, NotConvertible, Report, Swapped, convert_neurons, fused_like
+from .spikingjelly_node import FusedNode
+from .swap import (
+    Left,
+    NotConvertible,
+    Report,
+    Swapped,
+    convert_neurons,
+    fused_like,
+    unchanged_on_error,
+    unit_instead_of,
+)
 
-__all__ = ["Left", "NotConvertible", "Report", "Swapped", "convert_neurons", "fused_like"]
+__all__ = [
+    "FusedNode",
+    "Left",
+    "NotConvertible",
+    "Report",
+    "Swapped",
+    "convert_neurons",
+    "fused_like",
+    "unchanged_on_error",
+    "unit_instead_of",
+]

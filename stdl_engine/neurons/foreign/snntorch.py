@@ -25,7 +25,6 @@ import torch
 from snntorch import Leaky, SpikingNeuron, surrogate
 from torch import Tensor, nn
 
-from ...kernels import dispatch
 from ...kernels import surrogate as own
 from ...kernels.lif import lif_step
 from ...kernels.lif.ops import STATE_DTYPE
@@ -53,12 +52,12 @@ SURROGATES = {
 
 
 class FusedLeaky(Leaky):
-    """A `Leaky` that steps by the fused kernel: same arguments, same outputs, same state_dict."""
+    """A `Leaky` that steps by the fused kernel: same arguments, same outputs, same state_dict. `fuse` makes one."""
 
-    def __init__(self, *args, fused_surrogate: own.Surrogate, backend: str, **options) -> None:
-        super().__init__(*args, **options)
-        self.fused_surrogate, self.backend = fused_surrogate, backend
-        self._read: tuple = ()
+    fused_surrogate: own.Surrogate
+    backend: str
+    _read: tuple
+    """What `_constants` read last."""
 
     def forward(self, input_: Tensor, mem: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         if mem is not None:
@@ -107,38 +106,48 @@ class FusedLeaky(Leaky):
 
 
 def is_neuron(module: nn.Module) -> bool:
-    """Whether a module is one of snnTorch's neurons, or made from one."""
+    """Whether a module is one of snnTorch's neurons, or derived from one, and not fused."""
     return isinstance(module, SpikingNeuron) and not isinstance(module, FusedLeaky)
 
 
-def fused(node: nn.Module, backend: str) -> FusedLeaky:
-    """The fused layer for a node, or `NotConvertible`."""
+def fuse(node: Leaky, backend: str) -> None:
+    """Make a checked `Leaky` fused, in place, with its state."""
+    vars(node).update(fused_surrogate=_surrogate(node.spike_grad), backend=backend, _read=())
+    node.__class__ = FusedLeaky
+
+
+def unit_instead_of(module: nn.Module) -> str | None:
+    """What to build a model for learning rules with, in place of a neuron of snnTorch's."""
+    if not isinstance(module, SpikingNeuron):
+        return None
+    why = "neurons of snnTorch hand their membrane from call to call, and learning rules need neurons that hold it"
+    if not isinstance(module, Leaky):
+        return f"{why}; put a FusedLIF, FusedPLIF or FusedALIF in its place"
+    try:
+        if not isinstance(module, FusedLeaky):
+            check(module)
+    except NotConvertible as reason:
+        return f"{why}; put a FusedLIF in its place (of this Leaky, {reason})"
+    reset = {"subtract": "soft", "zero": "hard", "none": "none"}[module.reset_mechanism]
+    decay, threshold = min(max(module.beta.item(), 0.0), 1.0), module.threshold.item()
+    like = f"{_surrogate(module.spike_grad)}"
+    if like.startswith("FastSigmoid"):
+        like = f"{__name__}.{like}"  # which is only here
+    layer = (
+        f"FusedLIF(decay={decay:.9g}, threshold={threshold:.9g}, reset={reset!r}, "
+        f"detach_reset={module.reset_delay}, surrogate={like})"
+    )
+    same = "which computes the same but for a membrane of just the threshold, which fires"
+    if reset == "soft":
+        same = "which is the nearest: it subtracts the threshold before the leak"
+    return f"{why}; put {layer} in its place, {same}"
+
+
+def check(node: nn.Module) -> None:
+    """Raise `NotConvertible` where the fused step is another function."""
     if type(node) is not Leaky:
         raise NotConvertible(f"{type(node).__name__} has dynamics of its own; fused is Leaky, not its subclasses")
-    dispatch.check_name(backend)
-    _check(node)
-    leaky = FusedLeaky(
-        node.beta,
-        node.threshold,
-        node.spike_grad,
-        init_hidden=node.init_hidden,
-        reset_mechanism=node.reset_mechanism,
-        output=node.output,
-        graded_spikes_factor=node.graded_spikes_factor,
-        reset_delay=node.reset_delay,
-        fused_surrogate=_surrogate(node.spike_grad),
-        backend=backend,
-    )
-    leaky.reset_mechanism_val, leaky.mem = node.reset_mechanism_val, node.mem  # on the node's device
-    return leaky
-
-
-def converted(model: nn.Module) -> None:
-    """Nothing to do: every new neuron is in snnTorch's list of instances already."""
-
-
-def _check(node: Leaky) -> None:
-    """Reject settings that the fused step has not."""
+    _surrogate(node.spike_grad)
     for name in ("beta", "threshold", "graded_spikes_factor"):
         value = getattr(node, name)
         if isinstance(value, nn.Parameter):
@@ -155,8 +164,6 @@ def _check(node: Leaky) -> None:
         raise NotConvertible("its inhibition lets one neuron of a layer fire, which looks at all of them")
     if node.state_quant:
         raise NotConvertible("its state is quantised")
-    if node.mem.numel() and node.mem.any():
-        raise NotConvertible("it is in the middle of a sequence; call reset_mem() first")
 
 
 def _surrogate(function) -> own.Surrogate:

@@ -1,19 +1,34 @@
-"""Neurons of other libraries, swapped in place for fused ones that compute the same spikes and gradients.
+"""Neurons of other libraries, made fused in place where that computes the same spikes and gradients.
 
-A library joins with one file and one line in `LIBRARIES`. The file has `is_neuron(module)` and `fused(node, backend)`,
-which returns the replacement or raises `NotConvertible` with the reason.
+A library joins with one file and one line in `LIBRARIES`. The file has `is_neuron(module)`, `check(node)`, which raises
+`NotConvertible` with the reason, and `fuse(node, backend)`, which makes a checked node fused, in place.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import importlib
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
 from torch import nn
 
-LIBRARIES = {"spikingjelly": ".spikingjelly", "snntorch": ".snntorch"}
+from ...kernels import dispatch
+from .. import Neuron, hooks_of
+
+LIBRARIES = {
+    "spikingjelly": ".spikingjelly",
+    "snntorch": ".snntorch",
+    "norse": ".others",
+    "sinabs": ".others",
+    "bindsnet": ".others",
+    "rockpool": ".others",
+    "lava": ".others",
+}
+"""The packages whose neurons are known, and the file that knows them."""
 
 
 class NotConvertible(ValueError):
@@ -22,14 +37,14 @@ class NotConvertible(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Swapped:
-    """A neuron that was replaced."""
+    """A neuron that is fused now."""
 
     name: str
     """Its path in the model, for example "layer1.0.sn1"."""
     was: str
     """Its class before."""
     layer: nn.Module
-    """What is there now; the same object at every place where one neuron was shared."""
+    """The neuron itself; the same object at every place where one neuron is shared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,28 +64,32 @@ class Report:
     """What `convert_neurons` did; printable."""
 
     swapped: tuple[Swapped, ...]
-    """In the model's order, one entry a place."""
+    """In the model's order, one entry per place."""
     left: tuple[Left, ...]
-    """The same for those it did not swap."""
+    """The same for those it did not make fused."""
+    others: tuple[str, ...]
+    """The classes of all other layers, for a model in which no neuron was found."""
 
     def __str__(self) -> str:
         count = f"{len(self.swapped)} of {len(self.swapped) + len(self.left)} neuron layers are fused now"
-        rows = [(entry.name, entry.was, "-> " + repr(entry.layer).partition("\n")[0]) for entry in self.swapped]
+        rows = [(entry.name, entry.was, "-> " + _one_line(entry.layer)) for entry in self.swapped]
         rows += [(entry.name, entry.was, "left alone: " + entry.reason) for entry in self.left]
-        widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
-        lines = [f"  {name:<{widths[0]}}  {was:<{widths[1]}}  {then}" for name, was, then in rows]
-        return "\n".join([count + (":" if rows else "."), *lines])
+        if not rows:
+            known = "no neuron of SpikingJelly or snnTorch is among its layers"
+            return f"{count}: {known}, which are {', '.join(self.others)}." if self.others else f"{count}."
+        widths = [max(len(row[column]) for row in rows) for column in range(2)]
+        return "\n".join([count + ":", *(f"  {n:<{widths[0]}}  {was:<{widths[1]}}  {then}" for n, was, then in rows)])
 
 
 def convert_neurons(model: nn.Module, *, backend: str = "auto", strict: bool = False) -> Report:
-    """Swap a model's SpikingJelly and snnTorch neurons for fused ones, in place.
+    """Make a model's SpikingJelly and snnTorch neurons fused, in place.
 
-    A neuron is swapped only where a fused layer is exactly the same function; all others stay, and the report says why.
-    A neuron that is used at several places is still one neuron afterwards. Convert before the optimizer is made, and
-    between sequences.
+    A neuron is made fused only where a fused layer is exactly the same function; all others stay, and the report says
+    why. The objects stay the same ones, with their hooks, parameters and states; only their class changes, to one
+    derived from what it was.
 
     Args:
-        model: anything with neurons of SpikingJelly or snnTorch inside.
+        model: anything with neurons of SpikingJelly or snnTorch inside, or such a neuron.
         backend: of the fused layers: "auto", "triton", "cpu" or "reference".
         strict: raise, and change nothing, if a neuron would be left.
 
@@ -78,54 +97,81 @@ def convert_neurons(model: nn.Module, *, backend: str = "auto", strict: bool = F
         >>> report = convert_neurons(model)
         >>> print(report)
     """
-    libraries = _libraries()
-    if any(library.is_neuron(model) for library in libraries):
-        raise TypeError(
-            f"the model is itself a {type(model).__name__}, which cannot be swapped in place: take "
-            "fused_like(node) in its stead, or pass the model that holds it."
-        )
-    fused: dict[int, nn.Module | str] = {}
-    swapped, left = [], []
-    for name, node in list(model.named_modules(remove_duplicate=False)):
-        if not any(library.is_neuron(node) for library in libraries):
+    dispatch.check_name(backend)
+    libraries: dict[int, ModuleType] = {}
+    swapped, left, others = [], [], {}
+    for name, node in model.named_modules(remove_duplicate=False):
+        library = _library_of(node)
+        if library is None:
+            if name and (isinstance(node, Neuron) or not any(node.children())):
+                others[type(node).__name__] = None
             continue
-        if id(node) not in fused:
-            try:
-                fused[id(node)] = fused_like(node, backend=backend)
-            except NotConvertible as reason:
-                fused[id(node)] = str(reason)
-        found, was = fused[id(node)], type(node).__name__
-        if isinstance(found, str):
-            left.append(Left(name=name, was=was, reason=found))
+        try:
+            library.check(node)
+        except NotConvertible as reason:
+            left.append(Left(name=name, was=type(node).__name__, reason=str(reason)))
         else:
-            swapped.append(Swapped(name=name, was=was, layer=found))
-    report = Report(swapped=tuple(swapped), left=tuple(left))
+            libraries[id(node)] = library
+            swapped.append(Swapped(name=name, was=type(node).__name__, layer=node))
     if strict and left:
+        first, *more = [f"{entry.name or 'the model'} ({entry.was})" for entry in left]
+        nor = f"; nor have {', '.join(more)}" if more else ""
         raise NotConvertible(
-            f"{left[0].name} ({left[0].was}) has no fused equal: {left[0].reason}; use a neuron that has one "
-            "(docs/convert.md)."
+            f"{first} has no fused equal: {left[0].reason}{nor}. Build the model with neurons that have one, for "
+            "example FusedLIF or SpikingJelly's LIFNode (docs/convert.md)."
         )
     for entry in swapped:
-        parent, _, child = entry.name.rpartition(".")
-        setattr(model.get_submodule(parent), child, entry.layer)
-    for library in libraries:
-        library.converted(model)
-    return report
+        if (library := libraries.pop(id(entry.layer), None)) is not None:  # None at the second place of a shared one
+            library.fuse(entry.layer, backend)
+    return Report(swapped=tuple(swapped), left=tuple(left), others=tuple(others))
 
 
 def fused_like(node: nn.Module, *, backend: str = "auto") -> nn.Module:
-    """The fused layer that computes what this neuron does; raises `NotConvertible` if there is none."""
-    for library in _libraries():
-        if library.is_neuron(node):
-            if any(getattr(node, hooks) for hooks in _HOOKS):
-                raise NotConvertible("it has hooks, which would be lost; remove them, convert, and register them again")
-            return library.fused(node, backend).train(node.training)
-    raise NotConvertible(f"{type(node).__name__} is no neuron of {' or '.join(LIBRARIES)}")
+    """A fused layer that computes what this neuron does, with its parameters and state but not its hooks; raises
+    `NotConvertible` if there is none."""
+    library = _library_of(node)
+    if library is None:
+        raise NotConvertible(f"{type(node).__name__} is no neuron of SpikingJelly or snnTorch")
+    dispatch.check_name(backend)
+    library.check(node)
+    twin = copy.copy(node)
+    vars(twin).update({name: copy.copy(value) for name, value in vars(node).items() if isinstance(value, dict)})
+    for hooks in hooks_of(twin):
+        hooks.clear()
+    library.fuse(twin, backend)
+    return twin
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+@contextlib.contextmanager
+def unchanged_on_error(model: nn.Module) -> Iterator[None]:
+    """After an exception inside, every module of the model is of the class it was and has the attributes it had."""
+    before = [(module, type(module), dict(vars(module))) for module in model.modules()]
+    try:
+        yield
+    except BaseException:
+        for module, kind, attributes in before:
+            if type(module) is not kind:
+                module.__class__ = kind
+            own = vars(module)
+            for name in own.keys() - attributes.keys():
+                del own[name]
+            own.update(attributes)
+        raise
 
 
-def _libraries() -> list[ModuleType]:
-    """Those in use: whoever has a library's neuron has imported it, so none is imported for nothing."""
-    return [importlib.import_module(file, __package__) for name, file in LIBRARIES.items() if name in sys.modules]
+def unit_instead_of(module: nn.Module) -> str | None:
+    """For a neuron that keeps its state in a way no learning rule can use: why, and what to put in its place."""
+    file = sys.modules.get(f"{__package__}.snntorch") or _library_of(module)
+    return file.unit_instead_of(module) if hasattr(file, "unit_instead_of") else None
+
+
+def _one_line(layer: nn.Module) -> str:
+    children = [f"{name}={child}" for name, child in layer.named_children()]
+    return f"{type(layer).__name__}({', '.join([layer.extra_repr(), *children])})"
+
+
+def _library_of(module: nn.Module) -> ModuleType | None:
+    """The file of the library that a neuron is of; whoever has one has imported the library, so none is for nothing."""
+    files = dict.fromkeys(file for name, file in LIBRARIES.items() if name in sys.modules)
+    libraries = (importlib.import_module(file, __package__) for file in files)
+    return next((library for library in libraries if library.is_neuron(module)), None)

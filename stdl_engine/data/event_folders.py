@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from ..extras import MissingExtra, extra
-from .aedat import read_aedat, read_aedat4
+from ..extras import MissingExtra
+from .aedat import read_aedat
+from .aedat4 import read_aedat4
 from .arrays import event_preparation
 from .base import BadSampleError, Dataset, read_checked
 from .cache import VERSION, FrameCache
-from .files import Files, list_files, own_splits, read_sealed, state_of, write_sealed
+from .files import Files, clear_unfinished, list_files, own_splits, read_sealed, state_of, write_sealed
 from .frames import check_frames_fit, check_split
 from .locks import preparing
 from .prepare import check_augment
@@ -65,20 +66,22 @@ def event_folder(
     size = _parse(sensor) if sensor is not None else None
     *splits, classes = own_splits(root, "recordings")
     train, test = (list_files(split, classes, tuple(READERS)) for split in splits)
-    _require_aedat(train, test)
     read = functools.partial(_read, columns=columns)
-    width, height = size or _find_sensor(root, [*train, *test], read, steps, columns, on_bad_sample)
-    cache = FrameCache(
-        root=root,
-        read=read,
-        shape=(steps, height, width),
-        split_by=split_by,
-        ordered=True,
-        on_bad_sample=on_bad_sample,
-        reading=columns,
-    )
-    prepare = event_preparation(augment, width)
-    sources = [cache.source(files, split, prepare) for files, split in ((train, "train"), (test, "test"))]
+    try:
+        width, height = size or _find_sensor(root, [*train, *test], read, steps, columns, on_bad_sample)
+        cache = FrameCache(
+            root=root,
+            read=read,
+            shape=(steps, height, width),
+            split_by=split_by,
+            ordered=True,
+            on_bad_sample=on_bad_sample,
+            reading=columns,
+        )
+        prepare = event_preparation(augment, width)
+        sources = [cache.source(files, split, prepare) for files, split in ((train, "train"), (test, "test"))]
+    except MissingExtra as error:
+        raise ValueError(str(error)) from error  # which commands tell in one sentence
     return Dataset(
         name=root.name,
         num_classes=len(classes),
@@ -91,7 +94,11 @@ def event_folder(
 
 def _read(path: Path, columns: str) -> Events:
     name = path.name.lower()
-    return next(read for end, read in READERS.items() if name.endswith(end))(path, columns)
+    read = next(read for end, read in READERS.items() if name.endswith(end))
+    try:
+        return read(path, columns)
+    except MissingExtra as error:  # not the file's fault: never skipped
+        raise MissingExtra(f"a library that {path} needs is missing; {error}", name=error.name) from error
 
 
 def _parse(sensor: str) -> tuple[int, int]:
@@ -99,17 +106,6 @@ def _parse(sensor: str) -> tuple[int, int]:
     if found is None or not all(map(int, found.groups())):
         raise ValueError(f'sensor is {sensor!r}: write its width and height in pixels, for example "346x260".')
     return int(found[1]), int(found[2])
-
-
-def _require_aedat(*splits: Files) -> None:
-    path = next((path for files in splits for path, _ in files if path.name.lower().endswith(".aedat4")), None)
-    if path is None:
-        return
-    try:
-        with extra("events"):
-            import aedat  # noqa: F401
-    except MissingExtra as error:
-        raise ValueError(f"{path} is a recording that the library aedat reads: {error}") from error
 
 
 def _find_sensor(
@@ -120,9 +116,11 @@ def _find_sensor(
     wanted = {"version": VERSION, "source": state_of((path for path, _ in files), root), "columns": columns}
     entry = read_sealed(known, wanted)
     if entry is None:
-        with preparing(root, f"the sensor's size of {root.name}"):
+        with preparing(root, f"the sensor's size of {root.name}") as alone:
             entry = read_sealed(known, wanted)
             if entry is None:
+                if alone:
+                    clear_unfinished(known)
                 width, height = _outermost(root, files, read, steps, on_bad_sample)
                 entry = {**wanted, "width": width, "height": height}
                 write_sealed(known, entry)

@@ -1,0 +1,154 @@
+"""What a recipe asks for: its data, its network, its rule, and the peak memory of its training step beforehand."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from .models import build_model
+from .neurons import NEURONS
+from .own_functions import call_own
+from .planning.network import check_model
+from .planning.plan import Plan
+from .planning.planner import Prediction, predict
+from .planning.published import PUBLISHED
+from .recipes import Recipe
+from .rules import RULES, Rule
+
+if TYPE_CHECKING:
+    from .data import Dataset
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": functools.partial(torch.optim.SGD, momentum=0.9),
+    "adamw": torch.optim.AdamW,
+}
+
+
+def load_data(recipe: Recipe) -> Dataset:
+    """The data of a recipe, which must be there."""
+    from .data import Dataset, load_dataset  # here, as planning needs no data and should not wait for its libraries
+
+    options = {"steps": recipe.steps, "on_bad_sample": recipe.on_bad_sample, "augment": recipe.augment}
+    if ":" not in recipe.dataset:
+        size = {} if recipe.size is None else {"size": recipe.size}
+        return load_dataset(recipe.dataset, recipe.data, **options, **size)
+    data = call_own(recipe.dataset, root=recipe.data.expanduser(), size=recipe.size, **options)
+    if not isinstance(data, Dataset):
+        raise ValueError(
+            f"{recipe.dataset} returned a {type(data).__name__}: a function that loads data returns a "
+            "stdl_engine.data.Dataset."
+        )
+    return data
+
+
+def for_data(recipe: Recipe, data: Dataset) -> Recipe:
+    """The recipe for the samples and classes that the data turned out to have."""
+    return replace(recipe, in_shape=tuple(data.in_shape), num_classes=data.num_classes, events=data.events)
+
+
+def build_network(recipe: Recipe) -> nn.Sequential:
+    """The network of a recipe, on the default device, its weights drawn from torch's generator."""
+    neuron = {"neuron": NEURONS[recipe.neuron], "decay": recipe.decay, "threshold": recipe.threshold}
+    if ":" not in recipe.model:
+        channels = recipe.in_shape[0]
+        return build_model(
+            recipe.model, in_channels=channels, num_classes=recipe.num_classes, width=recipe.width, **neuron
+        )
+    make_neuron = functools.partial(neuron.pop("neuron"), **neuron)
+    settings = {"in_shape": recipe.in_shape, "num_classes": recipe.num_classes, "width": recipe.width}
+    model = call_own(recipe.model, make_neuron=make_neuron, **settings)
+    try:
+        check_model(model)
+    except TypeError as error:
+        raise ValueError(f"{recipe.model} returned what cannot be trained: {error}") from error
+    if model[-1].num_classes != recipe.num_classes:
+        raise ValueError(
+            f"{recipe.model} returned a network for {model[-1].num_classes} classes, and there are "
+            f"{recipe.num_classes}: use the num_classes that it is called with."
+        )
+    return model
+
+
+def optimizer_factory(recipe: Recipe) -> Callable[..., torch.optim.Optimizer]:
+    """Makes the optimizer of each subnetwork from its parameters."""
+    return functools.partial(OPTIMIZERS[recipe.optimizer], lr=recipe.lr, weight_decay=recipe.weight_decay)
+
+
+def rule_options(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe's rule takes beyond what all rules do."""
+    if recipe.rule == "stdl":
+        budget = recipe.budget or ("published" if recipe.model in PUBLISHED else 0.5)
+        return {
+            "budget": budget, "variant": recipe.variant, "layerwise": recipe.layerwise, "steps": recipe.steps,
+        }  # fmt: skip
+    return {"K": recipe.groups} if recipe.rule == "even" else {}
+
+
+def make_rule(recipe: Recipe, model: nn.Sequential, sample: Tensor, batches: int) -> Rule:
+    """The rule that trains the model, with a schedule for so many batches in all."""
+    schedule = functools.partial(CosineAnnealingLR, T_max=batches)
+    common = {"memory": recipe.memory, "precision": recipe.precision, "sequence": recipe.events, "schedule": schedule}
+    if recipe.channels_last:
+        model.to(memory_format=torch.channels_last)
+    return RULES[recipe.rule](model, optimizer_factory(recipe), sample, **common, **rule_options(recipe))
+
+
+def predict_peak(recipe: Recipe, model: nn.Sequential | None = None, plan: Plan | None = None) -> Prediction:
+    """Peak memory of a training step of the recipe, run on fake tensors. A model and a plan that are there already are
+    not made again."""
+    if model is None:
+        with torch.device("meta"):
+            model = build_network(recipe)
+        if recipe.channels_last:
+            model.to(memory_format=torch.channels_last)
+    common = {"memory": recipe.memory, "precision": recipe.precision, "sequence": recipe.events, "plan": plan}
+    sample = sample_batch(recipe, torch.device("meta"))
+    make = functools.partial(_without_scalers, RULES[recipe.rule])
+    return predict(make, model, optimizer_factory(recipe), sample, recipe.steps, **common, **rule_options(recipe))
+
+
+def _without_scalers(rule: type[Rule], *args: Any, **options: Any) -> Rule:
+    """A rule whose gradients are not scaled, for fp16 on fake tensors: a scaler asks whether a gradient has
+    overflowed, and they have no numbers. All that it holds is a few bytes."""
+    made = rule(*args, **options)
+    made.scalers = []
+    return made
+
+
+def sample_batch(recipe: Recipe, device: torch.device) -> Tensor:
+    """A batch without time and without numbers worth reading, in the order of memory that the recipe asks for."""
+    return placed(recipe, torch.empty(recipe.batch_size, *recipe.in_shape, device=device), device)
+
+
+def placed(recipe: Recipe, x: Tensor, device: torch.device) -> Tensor:
+    """A batch on the device; images in the order of memory that the recipe asks for."""
+    x = x.to(device, non_blocking=True)
+    if x.ndim != 4:
+        return x
+    if recipe.channels_last:
+        return x.contiguous(memory_format=torch.channels_last)
+    # A single channel is contiguous in both orders, and only fresh strides say which is meant.
+    return x.contiguous().flatten().view(x.shape)
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name, which must be there; "auto" is a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f'unknown device {name!r}: pass "auto", "cpu" or "cuda".') from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f'the device {name!r} is not supported: pass "auto", "cpu" or "cuda".')
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise ValueError(
+            f"the device {name!r} was asked for, and there are {torch.cuda.device_count()} GPUs: pass --device cpu."
+        )
+    return device

@@ -1,0 +1,155 @@
+"""One way in for every command: options over a config file over a recipe, and one sentence for whatever goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import tyro
+
+from .extras import MissingExtra
+from .planning.budgets import format_bytes
+from .recipes import Recipe, check_names
+from .settings import SettingError, checked
+from .stopping import Stopped, StopSignals
+
+Options = TypeVar("Options")
+
+EXPECTED = (ValueError, TypeError, OSError, ArithmeticError, MissingExtra)
+"""Errors that say in a sentence what is wrong with a request, or with the machine."""
+
+MEMORY_ERRORS = re.compile(
+    r"can't allocate memory|not enough memory|out of memory|Cannot allocate memory|[Oo]verflow|Dimension size must be"
+)
+"""What PyTorch's errors say of tensors that are too large for the machine, or for any."""
+
+
+def run_command(name: str, command: Callable[[list[str], StopSignals], None], arguments: list[str] | None) -> int:
+    """Run a command on its arguments and return its exit code: 0; 2 after a sentence about what is wrong; 128 and the
+    signal's number if one stopped it."""
+    arguments = sys.argv[1:] if arguments is None else [str(argument) for argument in arguments]
+    try:
+        with StopSignals() as stop:
+            command(arguments, stop)
+    except Stopped as error:
+        return complain(name, str(error), error.exit_code)
+    except EXPECTED as error:
+        return complain(name, sentence_of(error))
+    except (RuntimeError, MemoryError) as error:
+        if (sentence := out_of_memory(error)) is None:
+            raise
+        return complain(name, sentence)
+    return 0
+
+
+def complain(name: str, sentence: str, code: int = 2) -> int:
+    """Print one line to standard error, if there is one."""
+    if sys.stderr is None:
+        return code
+    with contextlib.suppress(OSError):  # nobody is listening
+        print(f"stdl_engine.{name}: {' '.join(sentence.split())}", file=sys.stderr)
+    return code
+
+
+def sentence_of(error: Exception) -> str:
+    """What an error says to a user of the command line."""
+    if isinstance(error, SettingError):
+        return error.as_option()
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename} cannot be used" if error.filename else "a file or stream cannot be used"
+        return f"{place} ({error.strerror})."
+    return str(error) or type(error).__name__
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """The sentence for an error that means too little memory, None for any other."""
+    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not MEMORY_ERRORS.search(str(error)):
+        return None
+    wanted = re.search(r"allocate (\d+) bytes", str(error))
+    amount = f" ({format_bytes(int(wanted[1]))} more were asked for)" if wanted else ""
+    return (
+        f"out of memory{amount}: lower --batch-size, --width or --steps, or let the rule stdl keep to a --budget in "
+        "bytes; stdl_engine.plan says what a training step needs."
+    )
+
+
+def parse(
+    kind: type[Options], defaults: Options | None, arguments: Sequence[str], prog: str, description: str
+) -> Options:
+    """The options on a command line; what cannot be read raises ValueError, --help prints and exits."""
+    said = io.StringIO()
+    settings = {} if defaults is None else {"default": defaults}
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, args=arguments, prog=prog, description=description, **settings)
+    except SystemExit as exit_:
+        if not exit_.code:
+            raise
+        raise ValueError(f"{_without_box(said.getvalue())} (--help lists the options).") from None
+
+
+def _without_box(text: str) -> str:
+    """What tyro says in a box, as one line, with the option that it takes to be meant."""
+    lines = [line.strip(" │|") for line in text.splitlines()]
+    inside = [line for line in lines if line and line[0] not in "╭╰"]
+    parts = "\n".join(inside).split("─" * 3)
+    said = " ".join(parts[0].split()).rstrip(".") or "the options cannot be read"
+    meant = re.search(r"Perhaps you meant:\s+(--[\w-]+)", text.replace("│", " "))
+    return f"{said}, perhaps you meant {meant[1]}" if meant else said
+
+
+def given(arguments: Sequence[str]) -> set[str]:
+    """The names of the options on a command line, as fields have them."""
+    names = {token.partition("=")[0][2:].replace("-", "_") for token in arguments if token.startswith("--")}
+    return {name.removeprefix("no_") for name in names}
+
+
+def with_config(recipe: Recipe, arguments: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
+    """The settings of a recipe, those of the file that --config names in their place, and the names of the latter."""
+    settings = vars(recipe)
+    path = config_path(arguments)
+    changes = read_config(path) if path is not None else {}
+    return settings | changes, set(changes)
+
+
+def config_path(arguments: Sequence[str]) -> Path | None:
+    """The last file that --config names."""
+    path = None
+    for place, token in enumerate(arguments):
+        name, equals, value = token.partition("=")
+        if name == "--config" and (equals or place + 1 < len(arguments)):
+            path = Path(value if equals else arguments[place + 1])
+    return path
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Settings of a recipe from a file: TOML, or JSON as a run's config.json."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise ValueError(f"cannot read the config {path} ({error.strerror}).") from error
+    except ValueError as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise ValueError(f"the config {path} is not {kind} ({error}): write a setting by its name.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"the config {path} holds a {type(values).__name__}: it must hold settings by name.")
+    try:
+        check_names(values)
+        return checked(Recipe, values)
+    except ValueError as error:
+        raise ValueError(f"the config {path}: {error}") from error
+
+
+def recipe_in(options: Recipe) -> Recipe:
+    """The recipe among the options of a command whose options are a recipe's and more."""
+    return Recipe(**{field.name: getattr(options, field.name) for field in fields(Recipe)})

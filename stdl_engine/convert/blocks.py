@@ -1,0 +1,131 @@
+"""SpikingJelly's residual blocks as units.
+
+A unit here holds the layers of a block that is trained in place, and runs them as the engine's own blocks do. What is
+rebuilt from it, for auxiliary networks, is made of fresh layers.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ..memory.spikes import is_spikes, mark_counts
+from ..units import MakeNeuron, ResidualBlock, SEWBlock, Shortcut, Unit, after_norm, conv, output_of
+from .models import name_of
+
+
+class Bottleneck(ResidualBlock):
+    """1×1 conv - norm - neuron - 3×3 conv - norm - neuron - 1×1 conv - norm, plus the shortcut, then a neuron:
+    "256B(s2)". The 3×3 convolution has `width` channels in `groups`.
+    """
+
+    letter = "B"
+
+    def __init__(
+        self, in_channels: int, out_channels: int, make_neuron: MakeNeuron, *, stride: int, width: int, groups: int
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_channels, self.out_channels, self.stride, self.make_neuron = (
+            in_channels,
+            out_channels,
+            stride,
+            make_neuron,
+        )
+        self.conv1, self.norm1, self.neuron1 = conv(in_channels, width, 1), nn.BatchNorm2d(width), self.fresh_neuron()
+        self.conv2, self.norm2, self.neuron2 = conv(width, width, 3, stride), nn.BatchNorm2d(width), self.fresh_neuron()
+        if groups > 1:
+            self.conv2 = nn.Conv2d(width, width, 3, stride, 1, groups=groups, bias=False)
+        self.conv3, self.norm3 = conv(width, out_channels, 1), nn.BatchNorm2d(out_channels)
+        self.shortcut = self.build_shortcut() if stride != 1 or in_channels != out_channels else None
+        self.neuron3 = self.fresh_neuron()
+
+    def fresh_neuron(self) -> nn.Module:
+        return after_norm(self.make_neuron)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.neuron3(self.add(self.current(x), self.shortcut(x) if self.shortcut else x))
+
+    def current(self, x: Tensor) -> Tensor:
+        """What the last neuron, or the sum before it, is given."""
+        spikes = self.neuron1(output_of(self.norm1, self.conv1(x)))
+        spikes = self.neuron2(output_of(self.norm2, self.conv2(spikes)))
+        return output_of(self.norm3, self.conv3(spikes))
+
+    def rebuild(self, in_channels: int, stride: int) -> Bottleneck:
+        width, groups = self.conv2.in_channels, self.conv2.groups
+        return type(self)(in_channels, self.out_channels, self.make_neuron, stride=stride, width=width, groups=groups)
+
+
+class Joined:
+    """Spikes joined with the shortcut's, which goes before a block that adds them: by ADD, AND or IAND."""
+
+    cnf = "ADD"
+
+    def add(self, spikes: Tensor, shortcut: Tensor) -> Tensor:
+        if self.cnf == "AND":
+            return spikes * shortcut
+        if self.cnf == "IAND":
+            first, second = (spikes, shortcut) if isinstance(self, Bottleneck) else (shortcut, spikes)
+            return first * (1.0 - second)
+        return super().add(spikes, shortcut)
+
+    def rebuild(self, in_channels: int, stride: int) -> Unit:
+        fresh = super().rebuild(in_channels, stride)
+        fresh.cnf = self.cnf
+        return fresh
+
+
+class SEW(Joined, SEWBlock):
+    """`SEWBlock` whose spikes are joined in any of the three ways."""
+
+
+class SEWBottleneck(Joined, Bottleneck):
+    """`Bottleneck` whose last neuron fires before its spikes are joined with the shortcut's: "256SEWB(s2)"."""
+
+    letter = "SEWB"
+
+    def build_shortcut(self) -> nn.Sequential:
+        return Shortcut(*super().build_shortcut(), self.fresh_neuron())
+
+    def forward(self, x: Tensor) -> Tensor:
+        spikes = output_of(self.neuron3, self.current(x))
+        shortcut = self.shortcut(x) if self.shortcut else x
+        counted = self.memory_form == "lean" and is_spikes(spikes) and is_spikes(shortcut)
+        total = self.add(spikes, shortcut)
+        return mark_counts(total) if counted else total
+
+
+KINDS: dict[str, type[ResidualBlock]] = {
+    "sew_resnet.BasicBlock": SEW,
+    "sew_resnet.Bottleneck": SEWBottleneck,
+    "spiking_resnet.BasicBlock": ResidualBlock,
+    "spiking_resnet.Bottleneck": Bottleneck,
+}
+"""The unit for each of SpikingJelly's blocks."""
+
+
+def is_block(module: nn.Module) -> bool:
+    """Whether a module is one of SpikingJelly's residual blocks."""
+    return name_of(module) in KINDS
+
+
+def block_unit(block: nn.Module, make_neuron: MakeNeuron) -> Unit:
+    """A unit around the layers of one of SpikingJelly's blocks."""
+    kind = KINDS[name_of(block)]
+    unit = kind.__new__(kind)
+    nn.Module.__init__(unit)
+    unit.in_channels, unit.stride, unit.make_neuron = block.conv1.in_channels, block.stride, make_neuron
+    depth = 3 if issubclass(kind, Bottleneck) else 2
+    for number in range(1, depth + 1):
+        for ours, theirs in (("conv", "conv"), ("norm", "bn"), ("neuron", "sn")):
+            setattr(unit, f"{ours}{number}", getattr(block, f"{theirs}{number}"))
+    unit.out_channels = getattr(unit, f"conv{depth}").out_channels
+    unit.shortcut = None
+    if block.downsample is not None:
+        last = [block.downsample_sn] if hasattr(block, "downsample_sn") else []
+        unit.shortcut = Shortcut(*block.downsample, *last)
+    if isinstance(unit, Joined):
+        unit.cnf = block.cnf
+    neurons = [getattr(unit, f"neuron{number}") for number in range(1, depth + 1)]
+    for neuron in (*neurons, *(unit.shortcut or ())[2:]):
+        neuron.overwrite = True  # as in the engine's own blocks: its input is batch norm's output and of no other use
+    return unit

@@ -1,0 +1,100 @@
+"""The classes of fused nodes, each made of a fused layer and a class of SpikingJelly's when it is needed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from ...kernels import dispatch
+from .. import FusedLIF, FusedPLIF
+from . import spikingjelly_settings as settings
+from .spikingjelly_memories import take_over
+from .spikingjelly_node import FusedNode, setting
+
+PACKAGES = ("spikingjelly.activation_based.neuron", "spikingjelly.clock_driven.neuron")
+"""Where the classes of SpikingJelly's neurons are, from version 0.0.0.0.13 on and before it."""
+
+
+class LeakyNode(FusedNode):
+    """For `LIFNode`."""
+
+    decay = setting(settings.decay)
+    scale = setting(settings.scale)
+
+
+class IntegratingNode(FusedNode):
+    """For `IFNode`."""
+
+    decay = 1.0
+    scale = 1.0
+
+
+class ParametricNode(FusedNode):
+    """For `ParametricLIFNode`, whose parameter keeps its meaning, 1/tau = sigmoid(w)."""
+
+    scale = 1.0
+
+    @property
+    def logit(self) -> Tensor:
+        return -self.w
+
+    @property
+    def scale_by_decay(self) -> bool:
+        return self.decay_input
+
+
+class Seam:
+    """Comes between a fused layer and SpikingJelly's class: what the layer does itself ends here."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        return nn.Module._apply(self, fn, recurse)
+
+    def _replicate_for_data_parallel(self) -> nn.Module:
+        return nn.Module._replicate_for_data_parallel(self)
+
+
+BASES: dict[str, tuple[type, ...]] = {
+    "LIFNode": (LeakyNode, FusedLIF, Seam),
+    "IFNode": (IntegratingNode, FusedLIF, Seam),
+    "ParametricLIFNode": (ParametricNode, FusedPLIF, Seam),
+}
+"""What goes before a class of SpikingJelly's, by its name without "MultiStep"."""
+
+
+def origin(kind: type) -> type | None:
+    """The class of SpikingJelly's that a class is, or derives from; None where it is no neuron of SpikingJelly's."""
+    return next((base for base in kind.__mro__ if base.__module__.startswith(PACKAGES)), None)
+
+
+@functools.cache
+def fused_class(kind: type[nn.Module]) -> type[FusedNode]:
+    """The fused class for one of SpikingJelly's, or for one derived from it."""
+    bases = BASES[origin(kind).__name__.removeprefix("MultiStep")]
+    doc = f"`{kind.__name__}` of {kind.__module__} on a fused kernel."
+    members = {"kind": kind, "__module__": __name__, "__doc__": doc, "__reduce_ex__": _reduce}
+    return type(f"Fused{kind.__name__}", (*bases, kind), members)
+
+
+def fuse(node: nn.Module, backend: str) -> None:
+    """Make a node fused, in place, with its state; it must have been checked."""
+    kind, own = fused_class(type(node)), vars(node)
+    dispatch.check_name(backend)
+    layer = vars((FusedPLIF if issubclass(kind, FusedPLIF) else FusedLIF)())
+    added = {name: value for name, value in layer.items() if name not in own and not hasattr(kind, name)}
+    if origin(kind).__name__.startswith("MultiStep"):
+        added["step_mode"] = "m"
+    if not hasattr(kind, "store_v_seq"):  # an attribute of later versions
+        added["store_v_seq"] = False
+    take_over(node, kind, added | {"_kernels": backend})
+
+
+def _reduce(node: FusedNode, protocol: int) -> tuple:
+    """For copies and pickles: the class has no name of its own to be found by, but SpikingJelly's has."""
+    return _new, (node.kind,), node.__getstate__()
+
+
+def _new(kind: type[nn.Module]) -> FusedNode:
+    fused = fused_class(kind)
+    return fused.__new__(fused)

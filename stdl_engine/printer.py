@@ -1,0 +1,73 @@
+"""What a command says: on the terminal, and with the time of day in the log of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+
+WIDTH = 80
+"""Columns of what is printed where there is no terminal to ask, and in logs."""
+
+
+class Printer:
+    """Prints lines and tables, and writes them to a log too if there is one.
+
+    A reader that has gone away, as in `train | head`, ends the printing and not the command.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        stream = sys.stderr if stderr else sys.stdout
+        seen = stream is not None and stream.isatty()  # None is what Python makes of a closed stream
+        self.console = _Console(stderr=stderr, width=None if seen else WIDTH)
+        self._log: TextIO | None = None
+
+    def say(self, text: str) -> None:
+        """One line, or several; none is broken."""
+        self._print(text, highlight=False, markup=False, soft_wrap=True)
+        self.log(text)
+
+    def show(self, table: RenderableType) -> None:
+        """A table, or whatever else rich can draw."""
+        self._print(table)
+        if self._log is not None:
+            page = Console(file=io.StringIO(), width=WIDTH)
+            page.print(table)
+            self.log(page.file.getvalue().rstrip())
+
+    def _print(self, what: RenderableType, **options: bool) -> None:
+        try:
+            self.console.print(what, **options)
+        except BrokenPipeError:
+            self.console.on_broken_pipe()
+
+    def log(self, text: str) -> None:
+        """A line for the log alone."""
+        if self._log is not None:
+            for line in text.splitlines():
+                self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
+
+    @contextlib.contextmanager
+    def logging_to(self, path: Path) -> Iterator[None]:
+        """A context in which everything is added to a log as well, line by line."""
+        outer = self._log
+        with path.open("a", encoding="utf-8", buffering=1) as self._log:
+            try:
+                yield
+            finally:
+                self._log = outer
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Print into nothing from now on; rich itself would end the command."""
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, self.file.fileno())
+        os.close(nothing)

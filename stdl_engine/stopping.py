@@ -1,0 +1,67 @@
+"""Signals that ask a command to stop: at once while nothing would be lost, else at the next good moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(Exception):
+    """A signal asked the command to stop, and it has; `exit_code` is what a shell expects then."""
+
+    def __init__(self, number: int, then: str = "") -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}{then}")
+        self.exit_code = 128 + number
+
+
+class StopSignals:
+    """While in this context a signal raises `Stopped`, or inside `deferred` is noted in `number`; a second one always
+    raises.
+
+    Outside the main thread, where Python handles no signals, they do what they did before.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._deferring = False
+        self._process = os.getpid()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """A context that looks at `number` itself, whenever it can stop without losing anything."""
+        self._deferring = True
+        try:
+            yield
+        finally:
+            self._deferring = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            self._on_signal_in_worker(number)
+        elif self._deferring and self.number is None:
+            self.number = number
+        else:
+            raise Stopped(number)
+
+    def _on_signal_in_worker(self, number: int) -> None:
+        """In a process forked to read data, which has this handler too: it goes when its parent tells it to."""
+        if number != signal.SIGINT or not self._deferring:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)

@@ -1,0 +1,84 @@
+"""The memory of the process itself: followed, and kept close to that of its tensors."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from stdl_engine.process_memory import ProcessPeak, keep_malloc_tight
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+MB = 10**6
+
+
+def test_the_peak_is_followed_after_it_has_gone():
+    process = ProcessPeak.start()
+    block = np.ones(100 * MB, np.uint8)
+    del block
+    assert process.growth >= 95 * MB
+    assert process.peak >= process.held + 95 * MB
+
+
+def test_each_start_counts_anew():
+    before = ProcessPeak.start()
+    block = np.ones(100 * MB, np.uint8)
+    del block
+    after = ProcessPeak.start()
+    assert after.peak <= before.held + 60 * MB
+
+
+def test_without_the_systems_files(monkeypatch):
+    from pathlib import Path
+
+    def missing(self, *args, **options):
+        raise FileNotFoundError(str(self))
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(Path, "write_text", missing)
+    process = ProcessPeak.start()
+    assert process.peak > 10 * MB
+
+
+HOLES = """
+import ctypes, sys
+from pathlib import Path
+from stdl_engine.process_memory import keep_malloc_tight, _status
+if sys.argv[1] == "tight":
+    assert keep_malloc_tight()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+libc.free(libc.malloc(31 << 20))  # by which glibc learns to serve such blocks from its heap
+def take():
+    block = libc.malloc(4 << 20)
+    libc.memset(block, 1, 4 << 20)
+    return block, libc.malloc(1000)  # the small one stays, and keeps the heap from shrinking
+before = _status("VmRSS")
+blocks = [take() for _ in range(20)]
+for large, small in blocks:
+    libc.free(large)
+print(_status("VmRSS") - before)
+"""
+
+
+@pytest.mark.skipif("glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="of glibc's malloc")
+def test_blocks_are_given_back():
+    """80 MiB in blocks that are freed with something small left between them: a heap keeps them, mappings go."""
+
+    def kept(how):
+        out = subprocess.run([sys.executable, "-c", HOLES, how], capture_output=True, text=True, check=True)
+        return int(out.stdout)
+
+    assert kept("as it is") > 70 << 20
+    assert kept("tight") < 10 << 20
+
+
+def test_where_there_is_no_glibc(monkeypatch):
+    import ctypes
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert keep_malloc_tight() is False
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert keep_malloc_tight() is False

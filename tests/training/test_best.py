@@ -1,0 +1,152 @@
+"""The best weights are kept, chosen on samples that are neither trained nor tested on if such are asked for."""
+
+import json
+
+import pytest
+import torch
+
+import stdl_engine
+from stdl_engine import checkpoints, evaluate
+from stdl_engine.data import load_dataset
+from stdl_engine.runs import best_row
+from stdl_engine.train import main
+from stdl_engine.validation import split_off
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def evaluated(capsys, *arguments):
+    capsys.readouterr()
+    assert evaluate.main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def declining(monkeypatch):
+    """Accuracies as they are not: the second epoch is the best on validation, the third on the test set."""
+    from stdl_engine import trainer
+
+    scores = {"test": [0.1, 0.2, 0.9, 0.3], "validation": [0.1, 0.8, 0.3, 0.8]}
+    real = trainer.score
+
+    def score(model, batches, recipe, device):
+        import dataclasses
+
+        name = "test" if len(batches.source) == 24 else "validation"
+        return dataclasses.replace(real(model, batches, recipe, device), accuracy=scores[name].pop(0))
+
+    monkeypatch.setattr(trainer, "score", score)
+
+
+@pytest.mark.parametrize(("options", "best", "chosen_on"), [([], 3, "test"), (["--validate", 0.25], 2, "validation")])
+def test_the_weights_of_the_best_epoch(train, tmp_path, declining, options, best, chosen_on, monkeypatch):
+    kept = {}
+    from stdl_engine.trainer import Trainer
+
+    original = Trainer.save
+    monkeypatch.setattr(
+        Trainer,
+        "save",
+        lambda self: (
+            kept.update({self.epoch: {k: v.clone() for k, v in self.rule.model.state_dict().items()}}) or original(self)
+        ),
+    )
+    out = tmp_path / "run"
+    assert train("--epochs", 4, *options, "--out", out)[0] == 0
+    assert len(checkpoints.saved(out, "best")) == 1
+    weights = stdl_engine.load(out, best=True).state_dict()
+    assert all(torch.equal(weights[key], kept[best][key]) for key in weights)
+    last = stdl_engine.load(out).state_dict()
+    assert all(torch.equal(last[key], kept[4][key]) for key in last)
+    assert not all(torch.equal(last[key], weights[key]) for key in last)
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["best_epoch"], summary["best_chosen_on"]) == (best, chosen_on)
+    assert summary["best_test_accuracy"] == rows_of(out)[best - 1]["test_accuracy"]
+    assert summary["test_accuracy"] == 0.3
+
+
+def test_evaluate_the_best(train, tmp_path, capsys):
+    train("--epochs", 2, "--validate", 0.25, "--out", tmp_path / "run")
+    best = best_row(rows_of(tmp_path / "run"))
+    found = evaluated(capsys, tmp_path / "run", "--best")
+    assert found["checkpoint"].startswith("best-")
+    assert (found["test_accuracy"], found["test_loss"]) == (best["test_accuracy"], best["test_loss"])
+    assert found["firing_rates"] == best["firing_rates"]
+
+
+def test_a_resumed_run_keeps_its_best(train, tmp_path, declining, monkeypatch):
+    """Killed after its third epoch, of which the second is the best."""
+    out = tmp_path / "run"
+    original, calls = checkpoints.save, []
+
+    def save(folder, batches, state):
+        path = original(folder, batches, state)
+        calls.append(batches)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            train("--epochs", 4, "--validate", 0.25, "--out", out)
+    assert main(["--resume", str(out)]) == 0
+    assert json.loads((out / "summary.json").read_text())["best_epoch"] == 2
+    assert [checkpoints.load(path)["epoch"] for path in checkpoints.saved(out, "best")] == [2]
+
+
+def test_no_best_yet(tmp_path, train, capsys):
+    train("--epochs", 1, "--out", tmp_path / "run")
+    for path in checkpoints.saved(tmp_path / "run", "best"):
+        path.unlink()
+    assert evaluate.main([str(tmp_path / "run"), "--best"]) == 2
+    assert "has no best weights" in capsys.readouterr().err
+
+
+class TestSplit:
+    def test_nothing_is_lost_and_nothing_twice(self):
+        data = load_dataset("digits", augment="none")
+        train, validation = split_off(data, 0.1, seed=3)
+        assert (len(train), len(validation)) == (1350, 150)
+        places = torch.cat([train.chosen, validation.chosen])
+        assert sorted(places.tolist()) == list(range(1500))
+        x, y = validation.batch(torch.tensor([0, 5]), None)
+        assert torch.equal(y, data.train.labels[validation.chosen[[0, 5]]])
+        assert torch.equal(x, data.train.batch(validation.chosen[[0, 5]], None)[0])
+        assert train.samples is data.train.samples  # not a copy
+
+    def test_a_share_of_each_class(self):
+        data = load_dataset("digits")
+        whole = data.train.labels.bincount()
+        _, validation = split_off(data, 0.2, seed=0)
+        part = data.train.labels[validation.chosen].bincount()
+        assert (part - 0.2 * whole).abs().max() <= 1
+
+    def test_the_seed_decides(self):
+        data = load_dataset("digits")
+        one, same, other = (split_off(data, 0.1, seed)[1].chosen for seed in (1, 1, 2))
+        assert torch.equal(one, same)
+        assert not torch.equal(one, other)
+
+    def test_files(self, tmp_path):
+        from stdl_engine.data import Dataset, FileSource
+        from stdl_engine.data.prepare import Preparation
+
+        files = [(tmp_path / str(number), number % 2) for number in range(10)]
+        source = FileSource(files=files, read=None, prepare=Preparation())
+        data = Dataset(name="d", num_classes=2, in_shape=(1, 2, 2), train=source, test=source)
+        train, validation = split_off(data, 0.4, 0)
+        assert sorted([*train.files, *validation.files]) == sorted(files)
+        assert [label for _, label in validation.files].count(0) == 2
+
+    def test_too_small_a_share(self):
+        with pytest.raises(ValueError, match=r"validate is 0\.0001 and the training set of digits has 1500 samples"):
+            split_off(load_dataset("digits"), 0.0001, 0)
+
+    def test_more_than_there_is_left(self, train, tmp_path):
+        code, _, complaints = train("--validate", 0.9, "--out", tmp_path / "run")
+        assert code == 2
+        assert "batch_size is 16 and the training set has 7 samples" in complaints
+        assert not (tmp_path / "run").exists()
