@@ -36,7 +36,10 @@ def test_threads_are_those_that_ran(threads, pool, monkeypatch):
 
 def test_says_where_triton_kernels_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for interprets, answer in ((True, "Triton's interpreter"), (False, "none; python -m stdl_engine.kernels.inspect")):
+    for interprets, answer in (
+        (True, "the interpreter of Triton"),
+        (False, "none; python -m stdl_engine.kernels.inspect"),
+    ):
         monkeypatch.setattr(doctor.dispatch, "interpreting", lambda interprets=interprets: interprets)
         assert dict(doctor.gpu())["Triton target"].startswith(answer)
 
