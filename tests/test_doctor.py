@@ -54,7 +54,8 @@ def test_a_kernel_that_is_wrong_is_named(capsys, monkeypatch):
     monkeypatch.setattr(cpu, "forward", wrong)
     assert doctor.main() == 1
     printed = capsys.readouterr().out
-    assert re.search(r"lif step, cpu +FAILED \d\.\de-02", printed)
+    difference = float(re.search(r"  lif step, cpu +FAILED (\S+)", printed)[1])
+    assert 0.001 < difference <= 0.01  # relative, as the membrane may be above 1
     assert "checks failed: please report this whole page." in printed
 
 
