@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from .planning.plan import Plan
 from .planning.planner import Prediction, predict
 from .planning.published import PUBLISHED
 from .recipes import Recipe
-from .rules import RULES, Rule
+from .rules import CHOICES, RULES, Rule, candidates
 
 if TYPE_CHECKING:
     from .data import Dataset
@@ -81,36 +81,52 @@ def optimizer_factory(recipe: Recipe) -> Callable[..., torch.optim.Optimizer]:
 
 
 def rule_options(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe's rule takes beyond what all rules do."""
+    """How the recipe's rule is to train; the schedule is not among it."""
+    options = {"memory": recipe.memory, "precision": recipe.precision, "sequence": recipe.events}
+    options |= {"budget": recipe.budget, "recompute": recipe.recompute, "steps": recipe.steps}
     if recipe.rule == "stdl":
-        budget = recipe.budget or ("published" if recipe.model in PUBLISHED else 0.5)
-        return {
-            "budget": budget, "variant": recipe.variant, "layerwise": recipe.layerwise, "steps": recipe.steps,
-        }  # fmt: skip
-    return {"K": recipe.groups} if recipe.rule == "even" else {}
+        options["budget"] = recipe.budget or ("published" if recipe.model in PUBLISHED else 0.5)
+        options |= {"variant": recipe.variant, "layerwise": recipe.layerwise}
+    return options | ({"K": recipe.groups} if recipe.rule == "even" else {})
 
 
 def make_rule(recipe: Recipe, model: nn.Sequential, sample: Tensor, batches: int) -> Rule:
     """The rule that trains the model, with a schedule for so many batches in all."""
     schedule = functools.partial(CosineAnnealingLR, T_max=batches)
-    common = {"memory": recipe.memory, "precision": recipe.precision, "sequence": recipe.events, "schedule": schedule}
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)
-    return RULES[recipe.rule](model, optimizer_factory(recipe), sample, **common, **rule_options(recipe))
+    return CHOICES[recipe.rule](model, optimizer_factory(recipe), sample, schedule=schedule, **rule_options(recipe))
+
+
+def rule_in(recipe: Recipe, rule: Rule) -> Recipe:
+    """The recipe with the name of the rule that was made, where it had one chosen."""
+    return replace(recipe, rule=next(name for name, kind in RULES.items() if type(rule) is kind))
 
 
 def predict_peak(recipe: Recipe, model: nn.Sequential | None = None, plan: Plan | None = None) -> Prediction:
     """Peak memory of a training step of the recipe, run on fake tensors. A model and a plan that are there already are
     not made again."""
-    if model is None:
-        with torch.device("meta"):
-            model = build_network(recipe)
-        if recipe.channels_last:
-            model.to(memory_format=torch.channels_last)
-    common = {"memory": recipe.memory, "precision": recipe.precision, "sequence": recipe.events, "plan": plan}
+    model = shapes_of(recipe) if model is None else model
     sample = sample_batch(recipe, torch.device("meta"))
-    make = functools.partial(_without_scalers, RULES[recipe.rule])
-    return predict(make, model, optimizer_factory(recipe), sample, recipe.steps, **common, **rule_options(recipe))
+    make = functools.partial(_without_scalers, CHOICES[recipe.rule])
+    options = rule_options(recipe)
+    return predict(make, model, optimizer_factory(recipe), sample, recipe.steps, plan=plan, **options)
+
+
+def predict_choices(recipe: Recipe) -> Iterator[Prediction]:
+    """What the rule auto chooses from, one after the other."""
+    sample = sample_batch(recipe, torch.device("meta"))
+    options = rule_options(recipe)
+    for name in ("recompute", "steps"):
+        del options[name]
+    yield from candidates(shapes_of(recipe), optimizer_factory(recipe), sample, recipe.steps, **options)
+
+
+def shapes_of(recipe: Recipe) -> nn.Sequential:
+    """The network of a recipe without its numbers."""
+    with torch.device("meta"):
+        model = build_network(recipe)
+    return model.to(memory_format=torch.channels_last) if recipe.channels_last else model
 
 
 def _without_scalers(rule: type[Rule], *args: Any, **options: Any) -> Rule:

@@ -15,7 +15,7 @@ from .models import MODELS
 from .neurons import NEURONS
 from .planning.auxiliary import VARIANTS
 from .planning.budgets import parse_budget
-from .rules import RULES
+from .rules import CHOICES
 from .settings import Between, OneOf, OneOfOrOwn, SettingError, check_fields
 
 
@@ -61,11 +61,14 @@ class Recipe:
     steps: Annotated[int, Between(1, 10_000)]
     """Time steps T."""
 
-    rule: Annotated[str, OneOf(RULES)] = "stdl"
-    """A name in `stdl_engine.rules.RULES`."""
+    rule: Annotated[str, OneOf(CHOICES)] = "stdl"
+    """A name in `stdl_engine.rules.RULES`; or "auto", the most exact one that fits the budget."""
     budget: str | None = None
-    """STDL: a fraction ("0.5"), bytes ("2GiB") or "published"; the default is "published" if there is such a row, else
-    half."""
+    """Bytes that a training step may take ("2GiB"). For STDL also a fraction ("0.5") or "published"; its default is
+    "published" if there is such a row, else half."""
+    recompute: Literal["none", "all", "twice", "auto"] = "auto"
+    """Which pieces of the network run again in backward instead of being kept: none, all, through time all twice, or
+    as few as a budget in bytes asks for. Same results."""
     variant: Annotated[str, OneOf(VARIANTS)] = "stdl"
     """STDL: how auxiliary networks are made, as the method has it or by one of its ablations."""
     layerwise: bool = False
@@ -106,14 +109,22 @@ class Recipe:
         if "/" in self.name or self.name in ("", ".", ".."):
             raise SettingError("name", f"name is {self.name!r}: it must be a word, as it names the folders of runs.")
         for what, value, default in (
-            ("the budget", self.budget, None),
             ("the variant", self.variant, "stdl"),
             ("layerwise", self.layerwise, False),
         ):
             if self.rule != "stdl" and value != default:
                 raise ValueError(f"{what} is for the rule stdl, and the rule is {self.rule}: leave one of them out.")
-        if self.budget is not None:
-            parse_budget(self.budget)
+        in_bytes = self.budget is not None and parse_budget(self.budget).size is not None
+        if self.rule == "auto" and not in_bytes:
+            raise SettingError("budget", 'budget must be bytes, such as "2GiB", for the rule auto to choose by.')
+        if self.rule != "stdl" and self.budget is not None and not in_bytes:
+            raise SettingError(
+                "budget",
+                f"budget is {self.budget!r}, which only the rule stdl takes, and the rule is {self.rule}: write bytes, "
+                'such as "2GiB", or leave one of them out.',
+            )
+        if self.memory == "paper" and self.recompute in ("all", "twice"):
+            raise SettingError("recompute", f"recompute is {self.recompute!r}: that takes the memory lean.")
 
 
 _CIFAR = {"in_shape": (3, 32, 32), "batch_size": 512, "steps": 4, "epochs": 400, "lr": 0.4, "weight_decay": 5e-5}

@@ -123,7 +123,7 @@ class Firing:
         return _Replayed.apply(x, self)
 
     def spikes(self) -> Tensor:
-        return restore(self._small)
+        return restore(self._small).detach()  # another tensor: one with a graph, held here, would make a ring
 
     def back(self, grad: Tensor) -> Tensor | None:
         """The gradient of the step's input from that of its spikes."""

@@ -87,6 +87,7 @@ class Levels:
         rule = self.rule(Recompute())
         self.deepest = 1 if rule.online else 2
         self.work = Work.of(rule.subnetworks, rule.flow, frame)
+        self._traces: dict[tuple[int, int | None], tuple[dict[int, int], dict[StageKey, StageBytes]]] = {}
 
     def checked(self, budget: int) -> Plan:
         """The plan as it is; raises OverBudget if it takes more than the budget."""
@@ -111,11 +112,14 @@ class Levels:
             if step.peak_bytes <= budget:
                 return keeping(plan, step, budget, self.binary)
             limit -= step.peak_bytes - budget
-        least = self.whole_step(replace(self.plan, recompute=self.everything(self.deepest))).peak_bytes
+        plan = replace(self.plan, recompute=self.everything(self.deepest))
+        step = self.whole_step(plan)
+        if step.peak_bytes <= budget:
+            return keeping(plan, step, budget, self.binary)
         raise OverBudget(
             f"a training step takes more than {self.words(budget)} at a batch of {len(self.y)} and {self.T} time "
-            f"steps, even if every piece runs again: the smallest budget that works is {least} bytes "
-            f"({self.words(least)})."
+            f"steps, even if every piece runs again: the smallest budget that works is {step.peak_bytes} bytes "
+            f"({self.words(step.peak_bytes)})."
         )
 
     def words(self, size: int) -> str:
@@ -132,7 +136,7 @@ class Levels:
 
     def mixture(self, limit: int, segment: int | None, levels: Sequence[int]) -> Recompute | None:
         """The cheapest mixture of some levels for which no stage rises above the limit; None if there is none."""
-        traces = {level: self.trace(replace(self.everything(level), segment=segment)) for level in levels}
+        traces = {level: self.trace(level, segment) for level in levels}
         chosen: dict[StageKey, int] = {}
         for number in range(len(self.plan.parts)):
             names = [name for part, name in self.work.stages if part == number]
@@ -151,6 +155,7 @@ class Levels:
                     for mixture in mixtures
                     for level, stage in stages.items()
                     if base[least] - mixture.saved + stage.peak - base[level] <= limit
+                    and (level or any(mixture.levels) or name != names[-1])  # else it were no mixture at all
                 )
                 for level, stage in stages.items():
                     held[level] += stage.kept
@@ -167,11 +172,14 @@ class Levels:
         levels = {key: max(level, int(lasts[key[0]] == key[1])) for key in self.work.stages}
         return Recompute(levels, segment=self.network.segment_for(self.T) if level == 2 else None)
 
-    def trace(self, recompute: Recompute) -> tuple[dict[int, int], dict[StageKey, StageBytes]]:
-        """By subnetwork what is alive before its last time step runs (all of them, through time), and by stage what
-        it takes."""
-        events = traced_step(self.rule(recompute), self.x, self.y, self.T)
-        return _by_stage(events, None if self.deepest == 2 else self.T - 1)
+    def trace(self, level: int, segment: int | None) -> tuple[dict[int, int], dict[StageKey, StageBytes]]:
+        """With every stage at one level: by subnetwork what is alive before its last time step runs (all of them,
+        through time), and by stage what it takes."""
+        if (level, segment) not in self._traces:
+            rule = self.rule(replace(self.everything(level), segment=segment))
+            events = traced_step(rule, self.x, self.y, self.T)
+            self._traces[level, segment] = _by_stage(events, None if self.deepest == 2 else self.T - 1)
+        return self._traces[level, segment]
 
     def whole_step(self, plan: Plan) -> Prediction:
         return measure(self.trial(self.fake, plan), self.x, self.y, self.T)

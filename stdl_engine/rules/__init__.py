@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from .auto import auto, candidates
 from .base import Rule, StepResult
 from .bptt import BPTT
 from .local import DECOLLE, ELL, EvenLocal
@@ -16,5 +19,10 @@ RULES: dict[str, type[Rule]] = {
     "even": EvenLocal,
     "stdl": STDL,
 }
+CHOICES: dict[str, Callable[..., Rule]] = {**RULES, "auto": auto}
+"""What can be asked for by name: a rule, or that the most exact one is chosen which fits a budget."""
 
-__all__ = ["BPTT", "DECOLLE", "ELL", "RULES", "SLTT", "STDL", "EvenLocal", "Rule", "StepResult"]
+__all__ = [
+    "BPTT", "CHOICES", "DECOLLE", "ELL", "RULES", "SLTT", "STDL", "EvenLocal", "Rule", "StepResult", "auto",
+    "candidates",
+]  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..planning.budgets import OverBudget, parse_bytes
+from ..planning.budgets import Budget, OverBudget, parse_budget
 from ..planning.planner import Prediction, predict
 from .base import Rule
 from .bptt import BPTT
@@ -18,10 +18,12 @@ from .stdl import STDL
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 WAYS = ((BPTT, "none"), (BPTT, "all"), (BPTT, "twice"), (SLTT, "none"), (SLTT, "all"))
-"""Ways to train without a budget, from the most exact one and, of equals, from the fastest."""
+"""Ways to train that need no budget, from the most exact one and, of equals, from the fastest."""
 
 
-def auto(model: nn.Sequential, optimizer: MakeOptimizer, sample: Tensor, *, budget: float | str, **options) -> Rule:
+def auto(
+    model: nn.Sequential, optimizer: MakeOptimizer, sample: Tensor, *, budget: float | str | Budget | None, **options
+) -> Rule:
     """The first of these whose training step keeps to a budget in bytes: BPTT; BPTT that runs pieces again; STDL in as
     few subnetworks as will do, a single one being SLTT. Options are those of `Rule`.
 
@@ -29,17 +31,33 @@ def auto(model: nn.Sequential, optimizer: MakeOptimizer, sample: Tensor, *, budg
         >>> rule = auto(model, optimizer, x, budget="2GiB", steps=4)
         >>> print(rule)
     """
-    given, size = (model, optimizer, sample), parse_bytes(budget)
-    for recompute in ("none", "auto"):
-        with contextlib.suppress(OverBudget):
-            return BPTT(*given, budget=size, **options | {"recompute": recompute})
-    return STDL(*given, budget=size, **options)
+    budget = _in_bytes(budget)
+    with contextlib.suppress(OverBudget):
+        return BPTT(model, optimizer, sample, budget=budget, **options)
+    return STDL(model, optimizer, sample, budget=budget, **options)
 
 
 def candidates(
-    model: nn.Sequential, optimizer: MakeOptimizer, sample: Tensor | tuple[int, ...], T: int, **options
-) -> Iterator[tuple[str, Prediction]]:
-    """What `auto` chooses from, one after the other: a name and what its training step takes. Options are those of
-    `predict`."""
+    model: nn.Sequential,
+    optimizer: MakeOptimizer,
+    sample: Tensor | tuple[int, ...],
+    T: int,
+    *,
+    budget: float | str | Budget | None,
+    **options,
+) -> Iterator[Prediction]:
+    """What `auto` chooses from, one after the other: what the training step takes of BPTT and SLTT as they are and
+    with every piece run again, and of BPTT and STDL within the budget, where they fit. Options are those of `predict`.
+    """
     for kind, recompute in WAYS:
-        yield kind.__name__, predict(kind, model, optimizer, sample, T, recompute=recompute, steps=T, **options)
+        yield predict(kind, model, optimizer, sample, T, recompute=recompute, steps=T, **options)
+    for kind in (BPTT, STDL):
+        with contextlib.suppress(OverBudget):
+            yield predict(kind, model, optimizer, sample, T, budget=_in_bytes(budget), steps=T, **options)
+
+
+def _in_bytes(budget: float | str | Budget | None) -> Budget:
+    found = None if budget is None else parse_budget(budget)
+    if found is None or found.size is None:
+        raise ValueError('which rule fits depends on a budget in bytes: write for example budget="2GiB" or 2e9.')
+    return found

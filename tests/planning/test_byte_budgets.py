@@ -7,16 +7,17 @@ import torch
 
 from stdl_engine.models import build_model
 from stdl_engine.neurons import Neuron
+from stdl_engine.planning.budgets import OverBudget
 from stdl_engine.planning.planner import measure, predict
 from stdl_engine.rules import SLTT, STDL
 
 from .fit_nets import IMAGE, SGD, convolutional, counting, residual
 
 
-def promised(model, optimizer, batch, T, budget, **options):
-    """A rule for a budget; its planned peak is within it."""
+def promised(model, optimizer, batch, T, budget, recompute="none", **options):
+    """A rule for a budget, kept to by cuts alone; its planned peak is within it."""
     x = torch.randn(batch, *IMAGE)
-    rule = STDL(model, optimizer, x, budget=budget, steps=T, **options)
+    rule = STDL(model, optimizer, x, budget=budget, steps=T, recompute=recompute, **options)
     limit = rule.budget.size
     peak = predict(STDL, model, optimizer, x.shape, T, plan=rule.plan, **options).peak_bytes
     assert peak <= limit
@@ -66,6 +67,21 @@ class TestPromise:
         assert counts[0] > counts[-1] == 1  # enough for the whole network leaves it whole
         assert peak == whole
 
+    @pytest.mark.parametrize("network", [residual, convolutional])
+    def test_running_pieces_again_never_means_more_subnetworks(self, network):
+        model, saved = network(), 0
+        whole = predict(SLTT, model, SGD, (16, *IMAGE), 2).peak_bytes
+        for share in (0.85, 0.95):
+            counts = []
+            for recompute in ("auto", "none"):
+                try:
+                    counts.append(len(promised(model, SGD, 16, 2, int(share * whole), recompute)[0].plan.parts))
+                except OverBudget:
+                    counts.append(len(model))
+            saved += counts[1] - counts[0]
+            assert counts[0] <= counts[1]
+        assert saved > 0
+
     def test_more_time_steps_are_counted(self):
         """Spikes wait between subnetworks for all of them: a plan for T=2 need not do for T=40."""
         model, shape = convolutional(), (8, *IMAGE)
@@ -86,7 +102,7 @@ class TestPromise:
     @pytest.mark.parametrize(("variant", "deepest"), [("linear", 0), ("two_layer", 1), ("conv1x1", 3)])
     def test_ablations(self, variant, deepest):
         model, x = convolutional(), torch.randn(8, *IMAGE)
-        rule = STDL(model, SGD, x, budget=700_000, steps=2, variant=variant)
+        rule = STDL(model, SGD, x, budget=700_000, steps=2, variant=variant, recompute="none")
         assert measure(rule, x, torch.randint(10, (8,)), 2).peak_bytes <= 700_000
         depths = [len(part.auxiliary) for part in rule.plan.parts[:-1]]
         assert depths
@@ -104,9 +120,12 @@ class TestPromise:
         """Fake tensors inside fake tensors; and what is kept is kept under autocast."""
         model, options = convolutional(), {"autocast": torch.bfloat16}
         whole = predict(SLTT, model, SGD, (8, *IMAGE), 2, **options).peak_bytes
-        found = predict(STDL, model, SGD, (8, *IMAGE), 2, budget=int(0.95 * whole), steps=2, **options)
-        assert found.peak_bytes <= int(0.95 * whole)
-        assert len(found.subnetworks) > 1
+        for recompute, cuts in (("none", True), ("auto", False)):
+            ways = {"steps": 2, "recompute": recompute}
+            found = predict(STDL, model, SGD, (8, *IMAGE), 2, budget=int(0.95 * whole), **ways, **options)
+            assert found.peak_bytes <= int(0.95 * whole)
+            assert (len(found.subnetworks) > 1) is cuts
+            assert bool(found.recompute) is not cuts
 
     def test_the_model_is_not_touched(self):
         model = convolutional().eval()
