@@ -99,7 +99,7 @@ def test_a_function_inside_a_class(here):
         (["--model", "strangers:no_model"], "no_model returned what cannot be trained: the model is a Linear"),
         (["--model", "strangers:other_classes"], "returned a network for 7 classes, and there are 2"),
         (["--model", "strangers:fails"], "strangers:fails raised KeyError: 'weights.pt' (strangers.py, line "),
-        (["--dataset", "strangers:no_data"], "no_data returned a list: a function that loads data returns a "),
+        (["--dataset", "strangers:no_data"], "no_data returned a list: return a stdl_engine.data.Dataset, or a pair "),
         (["--dataset", "strangers:fails"], "strangers:fails raised KeyError: 'weights.pt'"),
         (["--dataset", "nowhere:data"], "there is no module nowhere"),
     ],
@@ -130,7 +130,7 @@ def test_options_reach_the_function(here):
     (here / "strangers.py").write_text("def seen(**options): raise ValueError(sorted(options))")
     for kind, names in (
         ("model", ["in_shape", "make_neuron", "num_classes", "width"]),
-        ("dataset", ["augment", "on_bad_sample", "root", "size", "steps"]),
+        ("dataset", ["augment", "on_bad_sample", "root", "steps"]),
     ):
         from dataclasses import replace
 

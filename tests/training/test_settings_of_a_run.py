@@ -7,9 +7,6 @@ import pytest
 import torch
 
 from stdl_engine import checkpoints, evaluate
-from stdl_engine.data import Dataset, MemorySource
-from stdl_engine.data.prepare import Preparation
-from stdl_engine.fingerprint import fingerprint
 from stdl_engine.train import main
 
 from .conftest import write_data
@@ -137,31 +134,6 @@ class TestCheckpointsThatLack:
         path.unlink()
         checkpoints._write(run, "checkpoint", 4, state)
         assert "checkpoint" in complaint(capsys, "--resume", run)
-
-
-class TestFingerprint:
-    def dataset(self, **changes):
-        x, y = torch.arange(2 * 300 * 16, dtype=torch.float32).view(600, 1, 4, 4), torch.arange(600) % 3
-        fields = {"name": "d", "num_classes": 3, "in_shape": (1, 4, 4), "x": x, "y": y, **changes}
-        source = MemorySource(samples=fields.pop("x"), labels=fields.pop("y"), prepare=Preparation())
-        return Dataset(train=source, test=source, **fields)
-
-    def test_same_data_same_word(self):
-        x = self.dataset().train.samples
-        assert fingerprint(self.dataset()) == fingerprint(self.dataset(x=x.clone()))
-        other_order = x.contiguous(memory_format=torch.channels_last)
-        assert fingerprint(self.dataset()) == fingerprint(self.dataset(x=other_order, name="moved"))
-
-    @pytest.mark.parametrize("place", [0, 300, 599])
-    def test_one_number(self, place):
-        x, y = self.dataset().train.samples.clone(), self.dataset().train.labels.clone()
-        x[place, 0, 3, 3] += 1
-        y[place] = (y[place] + 1) % 3
-        assert len({fingerprint(self.dataset(**c)) for c in ({}, {"x": x}, {"y": y}, {"x": x, "y": y})}) == 4
-
-    def test_low_precision(self):
-        x = self.dataset().train.samples
-        assert fingerprint(self.dataset(x=x.bfloat16())) != fingerprint(self.dataset(x=x.half()))
 
 
 class TestStated:
