@@ -65,10 +65,13 @@ class LockedFolder:
     def refuse_if_taken(self) -> None:
         """Reject a folder that holds something which would be lost."""
         if (self.path / self.settings_file).exists():
-            raise ValueError(
-                f"{self.path} holds a {self.what} already: go on with it by --resume {self.path}, or choose another "
-                "--out."
-            )
+            raise self.taken(self.what)
+
+    def taken(self, by: str) -> ValueError:
+        """The error for a folder that holds something already."""
+        return ValueError(
+            f"{self.path} holds a {by} already: go on with it by --resume {self.path}, or choose another --out."
+        )
 
     def write(self, name: str, content: str | bytes) -> None:
         """One file of the folder."""
