@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import tempfile
 from pathlib import Path
@@ -28,7 +29,9 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         raise
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder, in which nobody may be writing now."""
-    for path in folder.glob(f".*{UNFINISHED}"):
+def remove_unfinished(folder: Path, name: str | None = None) -> None:
+    """Remove what killed writers have left in a folder, of the file of that name or of all files; only for who knows
+    that nobody is writing now."""
+    of = "*" if name is None else f"{glob.escape(name)}.*"
+    for path in folder.glob(f".{of}{UNFINISHED}"):
         path.unlink(missing_ok=True)

@@ -29,22 +29,18 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
 }
 
+ONLY_IF_GIVEN = ("size", "split_by", "sensor", "columns")
+"""Settings that some datasets have; for one that has not, they are refused."""
+
 
 def load_data(recipe: Recipe) -> Dataset:
     """The data of a recipe, which must be there."""
-    from .data import Dataset, load_dataset  # here, as planning needs no data and should not wait for its libraries
+    from .data import load_dataset  # here, as planning needs no data and should not wait for its libraries
 
-    options = {"steps": recipe.steps, "on_bad_sample": recipe.on_bad_sample, "augment": recipe.augment}
-    if ":" not in recipe.dataset:
-        size = {} if recipe.size is None else {"size": recipe.size}
-        return load_dataset(recipe.dataset, recipe.data, **options, **size)
-    data = call_own(recipe.dataset, root=recipe.data.expanduser(), size=recipe.size, **options)
-    if not isinstance(data, Dataset):
-        raise ValueError(
-            f"{recipe.dataset} returned a {type(data).__name__}: a function that loads data returns a "
-            "stdl_engine.data.Dataset."
-        )
-    return data
+    options = {name: getattr(recipe, name) for name in ONLY_IF_GIVEN}
+    options = {name: value for name, value in options.items() if value is not None}
+    common = {"steps": recipe.steps, "on_bad_sample": recipe.on_bad_sample, "augment": recipe.augment}
+    return load_dataset(recipe.dataset, recipe.data, **common, **options)
 
 
 def for_data(recipe: Recipe, data: Dataset) -> Recipe:

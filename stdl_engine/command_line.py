@@ -88,8 +88,9 @@ def parse(
     """The options on a command line; what cannot be read raises ValueError, --help prints and exits."""
     said = io.StringIO()
     settings = {} if defaults is None else {"default": defaults}
+    somewhere = contextlib.redirect_stdout(io.StringIO() if sys.stdout is None else sys.stdout)
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said), somewhere:
             return tyro.cli(kind, args=arguments, prog=prog, description=description, **settings)
     except SystemExit as exit_:
         if not exit_.code:
@@ -98,13 +99,14 @@ def parse(
 
 
 def _without_box(text: str) -> str:
-    """What tyro says in a box, as one line, with the option that it takes to be meant."""
-    lines = [line.strip(" │|") for line in text.splitlines()]
-    inside = [line for line in lines if line and line[0] not in "╭╰"]
-    parts = "\n".join(inside).split("─" * 3)
-    said = " ".join(parts[0].split()).rstrip(".") or "the options cannot be read"
-    meant = re.search(r"Perhaps you meant:\s+(--[\w-]+)", text.replace("│", " "))
-    return f"{said}, perhaps you meant {meant[1]}" if meant else said
+    """What tyro says in a box, of lines or where stdout is not in UTF-8 of dashes, as one line, with the option that it
+    takes to be meant."""
+    lines = [line.strip(" │╭╮╰╯") for line in text.splitlines()]
+    _, *inside = [line for line in lines if line] or [""]  # the title
+    sections = "\n".join("\0" if not line.strip("─-") else line for line in inside).split("\0")
+    said = next((" ".join(section.split()) for section in sections if section.strip()), "the options cannot be read")
+    meant = re.search(r"Perhaps you meant:\s+(--[\w-]+)", "\n".join(lines))
+    return f"{said.rstrip('.')}, perhaps you meant {meant[1]}" if meant else said.rstrip(".")
 
 
 def given(arguments: Sequence[str]) -> set[str]:

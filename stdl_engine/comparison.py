@@ -45,7 +45,7 @@ class ComparisonFolder(LockedFolder):
         """Reject a folder that holds a comparison, or a run."""
         super().refuse_if_taken()
         if (self.path / "config.json").exists():
-            raise ValueError(f"{self.path} holds a run already: choose another --out.")
+            raise self.taken("run")
 
     def begin(self, recipe: Recipe, rules: Sequence[str], seeds: int) -> None:
         """Keep what is compared."""

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Self
 
 from .atomic_files import remove_unfinished, write_atomically
-
-LOCK = ".lock"
-UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
-"""What file systems answer that have no locks."""
-
-_held: set[int] = set()
+from .file_locks import FileLock
 
 
 class LockedFolder:
@@ -73,10 +65,13 @@ class LockedFolder:
     def refuse_if_taken(self) -> None:
         """Reject a folder that holds something which would be lost."""
         if (self.path / self.settings_file).exists():
-            raise ValueError(
-                f"{self.path} holds a {self.what} already: go on with it by --resume {self.path}, or choose another "
-                "--out."
-            )
+            raise self.taken(self.what)
+
+    def taken(self, by: str) -> ValueError:
+        """The error for a folder that holds something already."""
+        return ValueError(
+            f"{self.path} holds a {by} already: go on with it by --resume {self.path}, or choose another --out."
+        )
 
     def write(self, name: str, content: str | bytes) -> None:
         """One file of the folder."""
@@ -103,58 +98,15 @@ def _make(path: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """A context in which this process alone has the folder; if another has it, ValueError.
+    """A context in which this process alone has the folder; if another has it, ValueError."""
 
-    The lock goes with the process, however it ends: a file that a killed one has left behind locks nothing.
-    """
-    path = folder / LOCK
-    handle = _acquire(path, say)
-    _held.add(handle)
+    def refuse(holder: str) -> None:
+        raise ValueError(f"{folder} is being written by {holder}: wait until it has ended, or choose another folder.")
+
+    lock = FileLock(folder, refuse)
     try:
+        if not lock.alone:
+            say(f"{folder} is on a file system without locks: see to it that no other process writes there.")
         yield
     finally:
-        with contextlib.suppress(OSError):
-            path.unlink()  # before the lock is given up, so that no other process loses its own
-        _held.discard(handle)
-        os.close(handle)
-
-
-def _acquire(path: Path, say: Callable[[str], None]) -> int:
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            owner = os.read(handle, 20).decode(errors="replace").strip()
-            os.close(handle)
-            who = f"process {owner}" if owner.isdigit() else "another process"
-            raise ValueError(
-                f"{path.parent} is being written by {who}: wait until it has ended, or choose another folder."
-            ) from error
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                os.close(handle)
-                raise
-            say(f"{path.parent} cannot be locked ({error.strerror}): see to it that no other process writes there.")
-        if _is_still_there(path, handle):
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-            return handle
-        os.close(handle)  # the one before removed the file as this one opened it: lock the new one
-
-
-def _is_still_there(path: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-
-
-def _let_go_in_child() -> None:
-    """A worker process that outlives a killed parent for some seconds must not keep the folder from the next run."""
-    for handle in _held:
-        os.close(handle)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
+        lock.release()

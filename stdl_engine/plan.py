@@ -57,7 +57,7 @@ def command(arguments: list[str], stop: StopSignals) -> None:
     options, named = parse_options(arguments)
     printer, progress = Printer(), Printer(stderr=True)
     recipe = recipe_in(options)
-    if named & {"dataset", "data", "size"} and not {"in_shape", "num_classes"} <= named:
+    if named & {"dataset", "data", "size", "sensor"} and not {"in_shape", "num_classes"} <= named:
         recipe = for_data(recipe, load_data(recipe))  # a network for other data than the recipe's has other shapes
     if options.compare:
         predictions = compare(recipe, progress)
@@ -125,8 +125,9 @@ def fit(recipe: Recipe, rules: tuple[str, ...], size: str, progress: Printer) ->
                 status.update(f"{what}: batch {batch_size} needs {format_bytes(peak_bytes, binary)}")
 
             answer = largest_batch(by_rule(recipe, rule), limit, trying)
-        fits = f"batch {answer['batch_size']}" if answer["batch_size"] else "no batch"
-        progress.say(f"{what}: {fits}, {format_bytes(answer['peak_bytes'], binary)}")
+        if progress.console.is_terminal:
+            fits = f"batch {answer['batch_size']}" if answer["batch_size"] else "no batch"
+            progress.say(f"{what}: {fits}, {format_bytes(answer['peak_bytes'], binary)}")
         answers.append({"rule": rule, "memory": recipe.memory, **answer})
     if all(answer["batch_size"] == 0 for answer in answers):
         least = min(answer["peak_bytes"] for answer in answers)

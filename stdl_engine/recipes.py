@@ -27,14 +27,21 @@ class Recipe:
     """What the folders of its runs are called."""
 
     dataset: str
-    """A name in `stdl_engine.data.DATASETS` ("npz" and "folder" are for your own data), or a function of your own that
-    loads data, "package.module:function"."""
+    """A name in `stdl_engine.data.DATASETS` (npz, folder and event-folder are for your own data), or a function of your
+    own that loads data, "package.module:function"."""
     data: Path = Path("data")
-    """The folder that datasets are in; for npz the file, for folder the folder itself."""
+    """The folder that datasets are in; for npz the file itself, for folder and event-folder the folder itself."""
     augment: Literal["paper", "light", "none"] = "paper"
     """How training images are varied: as in the paper, only shifted and mirrored, or not at all."""
     size: Annotated[int | None, Between(1, 4096)] = None
     """Side of the images, for data that comes in several (digits, digits-events, folder)."""
+    split_by: Literal["number", "count", "time"] | None = None
+    """How recordings of events are cut into T frames: of equally many events (number or count, the default), or of
+    equal duration (time)."""
+    sensor: str | None = None
+    """The camera's width and height for event-folder, "346x260"; by default the files decide."""
+    columns: str | None = None
+    """The order of the columns of event-folder's plain arrays, "xytp"; by default "txyp"."""
     in_shape: Annotated[tuple[int, int, int], Between(1, 65536)]
     """Channels, height and width of one sample; in training the data decides."""
     num_classes: Annotated[int, Between(1, 1_000_000)]

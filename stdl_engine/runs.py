@@ -42,9 +42,12 @@ class RunFolder(LockedFolder):
     what = "run"
 
     def refuse_if_taken(self) -> None:
-        """Reject a folder with a run that has trained on anything; one that was begun and no more may begin again."""
-        if any(checkpoints.batches_of(path) for path in self._checkpoints()) or (self.path / "compare.json").exists():
-            super().refuse_if_taken()
+        """Reject a folder with a run that has trained on anything, or with a comparison; a run that was begun and no
+        more may begin again."""
+        if (self.path / "compare.json").exists():
+            raise self.taken("comparison")
+        if any(checkpoints.batches_of(path) for path in self._checkpoints()):
+            raise self.taken(self.what)
 
     def begin(self, recipe: Recipe) -> None:
         """Keep every setting of the run, and nothing of one that was begun here before."""

@@ -92,7 +92,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
     """The types that a field may have."""
     if typing.get_origin(hint) is Annotated:
         hint = typing.get_args(hint)[0]
-    return typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return typing.get_args(hint) if typing.get_origin(hint) in (UnionType, typing.Union) else (hint,)
 
 
 def _check(name: str, value: Any, hint: Any) -> None:

@@ -14,9 +14,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from . import checkpoints
 from .building import build_network, find_device, for_data, make_rule, placed, predict_peak, sample_batch
-from .data import Batches, Dataset
+from .data import Batches, Dataset, fingerprint, split_off
 from .epoch_bar import EpochBar
-from .fingerprint import fingerprint
 from .meter import Meter
 from .planning.budgets import format_bytes, parse_budget
 from .planning.planner import observed_step
@@ -28,7 +27,6 @@ from .rules.finite import NotFinite
 from .runs import RunFolder, best_row, check_same_settings, load_weights
 from .scoring import score
 from .stopping import Stopped, StopSignals
-from .validation import split_off
 
 SCALARS = (
     "train_loss", "train_accuracy", "test_loss", "test_accuracy", "validation_loss", "validation_accuracy",
@@ -54,22 +52,16 @@ class Trainer:
     def __init__(
         self, recipe: Recipe, data: Dataset, folder: RunFolder, printer: Printer, stop: StopSignals | None = None
     ) -> None:
-        self.recipe, self.folder, self.printer, self.stop = (
-            for_data(recipe, data),
-            folder,
-            printer,
-            stop or StopSignals(),
-        )
+        self.recipe = for_data(recipe, data)
+        self.folder, self.printer, self.stop = folder, printer, stop or StopSignals()
         self.device = find_device(recipe.device)
         self.data_fingerprint = fingerprint(data)
-        train_set, validation_set = (
-            split_off(data, recipe.validate, recipe.seed) if recipe.validate else (data.train, None)
-        )
+        held_out = {"test": data.test}
+        if recipe.validate:
+            data, held_out["validation"] = split_off(data, recipe.validate, recipe.seed)
         settings = {"workers": recipe.workers, "batch_size": recipe.batch_size, "seed": recipe.seed}
-        self.train_batches = Batches(train_set, training=True, **settings)
-        self.held_out = {"test": Batches(data.test, training=False, **settings)}
-        if validation_set is not None:
-            self.held_out["validation"] = Batches(validation_set, training=False, **settings)
+        self.train_batches = Batches(data.train, training=True, **settings)
+        self.held_out = {name: Batches(source, training=False, **settings) for name, source in held_out.items()}
         self.process = ProcessPeak.start()
         torch.manual_seed(recipe.seed)
         model = build_network(self.recipe).to(self.device)

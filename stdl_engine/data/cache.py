@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..atomic_files import remove_unfinished
 from .base import BadSampleError, MemorySource, read_checked
-from .files import Files, clear_unfinished, read_sealed, state_of, write_sealed
+from .files import Files, read_sealed, state_of, write_sealed
 from .frames import check_frames_fit, integrate
 from .locks import preparing
 from .prepare import Preparation
@@ -95,7 +96,7 @@ class FrameCache:
                 if entry is not None:  # made while this process waited
                     return entry
                 if alone:
-                    clear_unfinished(manifest)
+                    remove_unfinished(manifest.parent, manifest.name)
                     for leftover in self.folder.glob(f"{data.name}.*"):
                         leftover.unlink(missing_ok=True)
                 entry = {**wanted, **self._convert(files, data)}

@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from ..atomic_files import remove_unfinished
 from ..extras import MissingExtra
 from .aedat import read_aedat
 from .aedat4 import read_aedat4
 from .arrays import event_preparation
 from .base import BadSampleError, Dataset, read_checked
 from .cache import VERSION, FrameCache
-from .files import Files, clear_unfinished, list_files, own_splits, read_sealed, state_of, write_sealed
+from .files import Files, list_files, own_splits, read_sealed, state_of, write_sealed
 from .frames import check_frames_fit, check_split
 from .locks import preparing
 from .prepare import check_augment
@@ -120,7 +121,7 @@ def _find_sensor(
             entry = read_sealed(known, wanted)
             if entry is None:
                 if alone:
-                    clear_unfinished(known)
+                    remove_unfinished(known.parent, known.name)
                 width, height = _outermost(root, files, read, steps, on_bad_sample)
                 entry = {**wanted, "width": width, "height": height}
                 write_sealed(known, entry)

@@ -137,12 +137,6 @@ def write_sealed(path: Path, content: dict) -> None:
     write_atomically(path, json.dumps({**content, "seal": _seal(content)}))
 
 
-def clear_unfinished(path: Path) -> None:
-    """Take away what killed writers of that file left; only for who knows that no writer is at work."""
-    for leftover in path.parent.glob(f".{path.name}.*"):
-        leftover.unlink(missing_ok=True)
-
-
 def read_sealed(path: Path, expected: dict) -> dict | None:
     """What `write_sealed` wrote, if it says what is expected; None if it is missing, damaged or was edited."""
     try:

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from torchvision.datasets.utils import check_integrity
 
+from ..atomic_files import remove_unfinished
 from .archives import read_npz, reason_of
 from .base import BadSampleError, read_checked
 from .cache import VERSION
-from .files import clear_unfinished, read_sealed, state_of, walk, write_sealed
+from .files import read_sealed, state_of, walk, write_sealed
 from .frames import check_frames_fit, integrate
 from .locks import preparing
 from .progress import progress
@@ -82,7 +83,7 @@ def _clear(root: Path, extracted: bool) -> None:
         shutil.rmtree(root / name, ignore_errors=True)
     for name in ("events_np.building", "events_np.ours.json"):
         (root / name).unlink(missing_ok=True)
-    clear_unfinished(root / "events_np.ours.json")
+    remove_unfinished(root, "events_np.ours.json")
 
 
 def build_frames(kind: type, root: Path, steps: int, split_by: str, on_bad_sample: str) -> tuple[Path, ...]:
@@ -102,7 +103,7 @@ def build_frames(kind: type, root: Path, steps: int, split_by: str, on_bad_sampl
             if entry is None:
                 marker.unlink(missing_ok=True)
                 if alone:
-                    clear_unfinished(marker)
+                    remove_unfinished(marker.parent, marker.name)
                     _clear_frames(frames)
                 conversion = _Conversion(recordings, frames, steps, height, width, split_by == "time")
                 bad = conversion.run(paths, on_bad_sample)

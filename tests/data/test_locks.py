@@ -85,7 +85,7 @@ def test_what_a_killed_process_left_is_cleared_away(files):
     assert len(left) == 2
     assert left[0] == ".lock"
     assert left[1].endswith(".partial")
-    (folder / ".train.json.abc").write_text("half a manifest")
+    (folder / ".train.json.abc.part").write_text("half a manifest")
     assert torch.equal(load(files).samples.float(), expected())
     assert sorted(path.name for path in folder.iterdir()) == ["train.bin", "train.json"]
 
@@ -96,7 +96,7 @@ def test_a_cache_that_cannot_be_written_is_still_read(files, monkeypatch):
     def no_lock(*_):
         raise AssertionError("the cache is whole, and its folder may be read-only")
 
-    monkeypatch.setattr(locks, "_acquire", no_lock)
+    monkeypatch.setattr(locks, "FileLock", no_lock)
     assert torch.equal(load(files).samples.float(), expected())
 
 
@@ -171,7 +171,7 @@ def test_who_waits_says_so(tmp_path, capfd):
     with preparing(tmp_path, "everything"):
         pass
     process.join(30)
-    assert "waiting for another process that prepares everything" in capfd.readouterr().err
+    assert f"waiting for process {process.pid}, which prepares everything" in capfd.readouterr().err
 
 
 def test_spikingjellys_frames_are_made_by_one_process(cifar):

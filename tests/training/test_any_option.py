@@ -1,7 +1,9 @@
 """Whatever is typed: a command does it, or says in one sentence what is wrong, and leaves nothing behind."""
 
+import io
 import json
 import random
+import sys
 from dataclasses import fields
 
 import pytest
@@ -133,3 +135,19 @@ class TestImagesThatAreTooSmall:
             assert json.loads(printed.out)["peak_bytes"] > 0
         else:
             assert len(printed.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("stdout", ["utf-8", "ascii", None])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--epoch", "1"], "Unrecognized options: --epoch, 1, perhaps you meant --epochs"),
+        (["--epochs", "----"], "Error parsing --epochs: invalid literal for int() with base 10: '----'"),
+        (["--in-shape", "1"], "Missing value for argument '--in-shape'. Expected 3 values"),
+    ],
+)
+def test_a_complaint_does_not_depend_on_standard_output(no_work, monkeypatch, capsys, stdout, options, says):
+    stream = None if stdout is None else io.TextIOWrapper(io.BytesIO(), encoding=stdout)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert train.main(["digits", *options]) == 2
+    assert capsys.readouterr().err == f"stdl_engine.train: {says} (--help lists the options).\n"

@@ -7,10 +7,8 @@ import torch
 
 import stdl_engine
 from stdl_engine import checkpoints, evaluate
-from stdl_engine.data import load_dataset
 from stdl_engine.runs import best_row
 from stdl_engine.train import main
-from stdl_engine.validation import split_off
 
 
 def rows_of(folder):
@@ -105,48 +103,8 @@ def test_no_best_yet(tmp_path, train, capsys):
     assert "has no best weights" in capsys.readouterr().err
 
 
-class TestSplit:
-    def test_nothing_is_lost_and_nothing_twice(self):
-        data = load_dataset("digits", augment="none")
-        train, validation = split_off(data, 0.1, seed=3)
-        assert (len(train), len(validation)) == (1350, 150)
-        places = torch.cat([train.chosen, validation.chosen])
-        assert sorted(places.tolist()) == list(range(1500))
-        x, y = validation.batch(torch.tensor([0, 5]), None)
-        assert torch.equal(y, data.train.labels[validation.chosen[[0, 5]]])
-        assert torch.equal(x, data.train.batch(validation.chosen[[0, 5]], None)[0])
-        assert train.samples is data.train.samples  # not a copy
-
-    def test_a_share_of_each_class(self):
-        data = load_dataset("digits")
-        whole = data.train.labels.bincount()
-        _, validation = split_off(data, 0.2, seed=0)
-        part = data.train.labels[validation.chosen].bincount()
-        assert (part - 0.2 * whole).abs().max() <= 1
-
-    def test_the_seed_decides(self):
-        data = load_dataset("digits")
-        one, same, other = (split_off(data, 0.1, seed)[1].chosen for seed in (1, 1, 2))
-        assert torch.equal(one, same)
-        assert not torch.equal(one, other)
-
-    def test_files(self, tmp_path):
-        from stdl_engine.data import Dataset, FileSource
-        from stdl_engine.data.prepare import Preparation
-
-        files = [(tmp_path / str(number), number % 2) for number in range(10)]
-        source = FileSource(files=files, read=None, prepare=Preparation())
-        data = Dataset(name="d", num_classes=2, in_shape=(1, 2, 2), train=source, test=source)
-        train, validation = split_off(data, 0.4, 0)
-        assert sorted([*train.files, *validation.files]) == sorted(files)
-        assert [label for _, label in validation.files].count(0) == 2
-
-    def test_too_small_a_share(self):
-        with pytest.raises(ValueError, match=r"validate is 0\.0001 and the training set of digits has 1500 samples"):
-            split_off(load_dataset("digits"), 0.0001, 0)
-
-    def test_more_than_there_is_left(self, train, tmp_path):
-        code, _, complaints = train("--validate", 0.9, "--out", tmp_path / "run")
-        assert code == 2
-        assert "batch_size is 16 and the training set has 7 samples" in complaints
-        assert not (tmp_path / "run").exists()
+def test_no_share_is_left_to_train_on(train, tmp_path):
+    code, _, complaints = train("--validate", 0.9, "--out", tmp_path / "run")
+    assert code == 2
+    assert "batch_size is 16 and the training set has 6 samples" in complaints
+    assert not (tmp_path / "run").exists()

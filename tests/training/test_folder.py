@@ -11,7 +11,8 @@ import pytest
 
 from stdl_engine import checkpoints
 from stdl_engine.atomic_files import write_atomically
-from stdl_engine.locked_folder import LOCK, LockedFolder
+from stdl_engine.file_locks import NAME as LOCK
+from stdl_engine.locked_folder import LockedFolder
 from stdl_engine.runs import RunFolder
 from stdl_engine.train import main
 
@@ -79,8 +80,8 @@ class TestLock:
         said = []
         with RunFolder.create(tmp_path, said.append):
             pass
-        assert said == [f"{tmp_path} cannot be locked (Function not implemented): see to it that no other process "
-                        "writes there."]  # fmt: skip
+        sentence = "is on a file system without locks: see to it that no other process writes there."
+        assert said == [f"{tmp_path} {sentence}"]
 
     def test_removed_by_the_one_before_as_this_one_opens_it(self, tmp_path, monkeypatch):
         """The lock of a file that is no longer there would keep nobody out."""

@@ -1,5 +1,7 @@
 """What is measured each epoch, where it goes, and what it costs."""
 
+import contextlib
+import io
 import json
 import re
 
@@ -11,19 +13,26 @@ from stdl_engine.building import build_network, placed
 from stdl_engine.data import Batches, load_dataset
 from stdl_engine.meter import Meter
 from stdl_engine.neurons import Neuron
+from stdl_engine.planning.budgets import format_bytes
 from stdl_engine.recipes import RECIPES
 from stdl_engine.rules.inference import mean_logits
 from stdl_engine.scoring import score
+from stdl_engine.train import main
+
+from .conftest import QUICK, write_data
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def run(train, tmp_path):
-    code, printed, _ = train("--epochs", 2, "--validate", 0.25, "--out", tmp_path / "run")
-    assert code == 0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    return tmp_path / "run", rows, printed
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run, its rows, and what was printed."""
+    folder, printed = tmp_path_factory.mktemp("metrics"), io.StringIO()
+    settings = [*QUICK, "--data", str(write_data(folder / "data.npz")), "--epochs", "2", "--validate", "0.25"]
+    with contextlib.redirect_stdout(printed):
+        assert main(["digits", *settings, "--out", str(folder / "run")]) == 0
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return folder / "run", rows, printed.getvalue()
 
 
 def test_a_row(run):
@@ -62,7 +71,7 @@ def test_the_log_is_what_was_printed_with_the_time(run):
 
 def test_memory_is_said_before_and_after(run):
     _, rows, printed = run
-    predicted = f"{rows[0]['predicted_bytes'] / 1e3:.2f} kB"
+    predicted = format_bytes(rows[0]["predicted_bytes"])
     assert f"predicted peak memory of a training step: {predicted}" in printed
     report = r"peak memory of a training step: predicted (\S+ \S+), measured (\S+ \S+); of the process: (\S+ \S+), "
     assert re.search(report, printed).groups()[:2] == (predicted, predicted)
@@ -75,15 +84,16 @@ def test_everything_fits_eighty_columns_but_figures_and_paths(run):
     assert max(map(len, table)) <= 80
 
 
-class TestScore:
-    @pytest.fixture(scope="class")
-    def setting(self):
-        recipe = RECIPES["digits"]
-        torch.manual_seed(0)
-        model = build_network(recipe)
-        batches = Batches(load_dataset("digits", augment="none").test, batch_size=50, training=False)
-        return recipe, model, batches
+@pytest.fixture(scope="module")
+def setting():
+    recipe = RECIPES["digits"]
+    torch.manual_seed(0)
+    model = build_network(recipe)
+    batches = Batches(load_dataset("digits", augment="none").test, batch_size=50, training=False)
+    return recipe, model, batches
 
+
+class TestScore:
     def test_by_hand(self, setting):
         recipe, model, batches = setting
         seen = score(model, batches, recipe, CPU)

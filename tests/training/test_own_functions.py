@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import stdl_engine
-from stdl_engine import evaluate, plan
+from stdl_engine import FusedLIF, evaluate, plan
 from stdl_engine.own_functions import call_own, find_own
 from stdl_engine.train import main
 
@@ -62,7 +62,7 @@ def here(tmp_path, monkeypatch):
 
 
 OWN = ["--model", "strangers:network", "--dataset", "strangers:stripes"]
-QUICK = ["--width", "0.25", "--steps", "2", "--batch-size", "8", "--device", "cpu", "--lr", "0.1"]
+QUICK = ["--width", "0.25", "--budget", "1", "--steps", "2", "--batch-size", "8", "--device", "cpu", "--lr", "0.1"]
 
 
 def test_train_resume_evaluate_load_plan(here, capsys):
@@ -79,7 +79,7 @@ def test_train_resume_evaluate_load_plan(here, capsys):
 
 
 def test_a_function_inside_a_class(here):
-    assert len(call_own("strangers:Nets.small", in_shape=(1, 6, 6), num_classes=2, make_neuron=None, width=1)) == 4
+    assert len(call_own("strangers:Nets.small", in_shape=(1, 6, 6), num_classes=2, make_neuron=FusedLIF, width=1)) == 4
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_function_inside_a_class(here):
         (["--model", "strangers:no_model"], "no_model returned what cannot be trained: the model is a Linear"),
         (["--model", "strangers:other_classes"], "returned a network for 7 classes, and there are 2"),
         (["--model", "strangers:fails"], "strangers:fails raised KeyError: 'weights.pt' (strangers.py, line "),
-        (["--dataset", "strangers:no_data"], "no_data returned a list: a function that loads data returns a "),
+        (["--dataset", "strangers:no_data"], "no_data returned a list: return a stdl_engine.data.Dataset, or a pair "),
         (["--dataset", "strangers:fails"], "strangers:fails raised KeyError: 'weights.pt'"),
         (["--dataset", "nowhere:data"], "there is no module nowhere"),
     ],
@@ -130,7 +130,7 @@ def test_options_reach_the_function(here):
     (here / "strangers.py").write_text("def seen(**options): raise ValueError(sorted(options))")
     for kind, names in (
         ("model", ["in_shape", "make_neuron", "num_classes", "width"]),
-        ("dataset", ["augment", "on_bad_sample", "root", "size", "steps"]),
+        ("dataset", ["augment", "on_bad_sample", "root", "steps"]),
     ):
         from dataclasses import replace
 
