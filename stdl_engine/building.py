@@ -104,9 +104,8 @@ def predict_peak(recipe: Recipe, model: nn.Sequential | None = None, plan: Plan 
     not made again."""
     model = shapes_of(recipe) if model is None else model
     sample = sample_batch(recipe, torch.device("meta"))
-    make = functools.partial(_without_scalers, CHOICES[recipe.rule])
-    options = rule_options(recipe)
-    return predict(make, model, optimizer_factory(recipe), sample, recipe.steps, plan=plan, **options)
+    given = CHOICES[recipe.rule], model, optimizer_factory(recipe), sample, recipe.steps
+    return predict(*given, plan=plan, **rule_options(recipe))
 
 
 def predict_choices(recipe: Recipe) -> Iterator[Prediction]:
@@ -123,14 +122,6 @@ def shapes_of(recipe: Recipe) -> nn.Sequential:
     with torch.device("meta"):
         model = build_network(recipe)
     return model.to(memory_format=torch.channels_last) if recipe.channels_last else model
-
-
-def _without_scalers(rule: type[Rule], *args: Any, **options: Any) -> Rule:
-    """A rule whose gradients are not scaled, for fp16 on fake tensors: a scaler asks whether a gradient has
-    overflowed, and they have no numbers. All that it holds is a few bytes."""
-    made = rule(*args, **options)
-    made.scalers = []
-    return made
 
 
 def sample_batch(recipe: Recipe, device: torch.device) -> Tensor:

@@ -15,9 +15,12 @@ from typing import Any
 from .extras import extra
 
 with extra("train", __name__):
+    from rich.console import Group
     from rich.table import Table
 
-    from .building import for_data, load_data, predict_peak
+    from . import tradeoff
+    from .atomic_files import write_atomically
+    from .building import for_data, load_data, predict_choices, predict_peak
     from .command_line import given, parse, recipe_in, run_command, with_config
     from .planning.budgets import format_bytes, parse_budget, parse_bytes
     from .planning.plan import fold_names
@@ -38,6 +41,8 @@ class Options(Recipe):
 
     compare: bool = False
     """All rules side by side, in both forms of memory."""
+    curve: Path | None = None
+    """Write what each rule can do, bytes against work, to this file as CSV and beside it as a picture (.png)."""
     fit: str | None = None
     """The largest batch that fits into this much memory, "24GiB", for each rule, or for the one that --rule names."""
     config: Path | None = None
@@ -67,10 +72,18 @@ def command(arguments: list[str], stop: StopSignals) -> None:
         rules = (recipe.rule,) if "rule" in named else COMPARED
         answer = fit(recipe, rules, options.fit, progress)
         table = fit_table(answer, options.fit)
+    elif options.curve is not None:
+        rules = (recipe.rule,) if "rule" in named else COMPARED
+        predictions = write_curve(recipe, rules, options.curve, progress)
+        answer, table = [as_json(p) for p in predictions], choice_table(predictions)
     else:
         with progress.console.status("planning"):
             prediction = predict_peak(recipe)
         answer, table = as_json(prediction), prediction_table(prediction, in_binary(recipe.budget))
+        if recipe.rule == "auto":
+            choices = predict_choices_of(recipe, progress)
+            answer["choices"] = [as_json(p) for p in choices]
+            table = Group(choice_table(choices, prediction, in_binary(recipe.budget)), table)
     if options.json:
         printer.say(json.dumps(answer, indent=2))
     else:
@@ -86,7 +99,7 @@ def parse_options(arguments: list[str]) -> tuple[Options, set[str]]:
     options = arguments[1:] if named else arguments
     settings, configured = with_config(recipe, options)
     typed = given(options)
-    if {"compare", "fit"} & typed:
+    if {"compare", "fit", "curve"} & typed:
         _check_modes(typed)
         settings |= {} if "rule" in typed else {"rule": "stdl"}  # a budget is STDL's, whatever the recipe's own rule
     described = f"What a training step will need. Recipes: {', '.join(RECIPES)}; the name of a model does too."
@@ -96,9 +109,15 @@ def parse_options(arguments: list[str]) -> tuple[Options, set[str]]:
 
 def _check_modes(typed: set[str]) -> None:
     """Reject options that would be of no use."""
-    for mode, other in (("compare", "fit"), ("compare", "rule"), ("compare", "memory"), ("fit", "batch_size")):
+    for mode, other in (
+        ("compare", "fit"), ("compare", "curve"), ("curve", "fit"), ("compare", "rule"), ("compare", "memory"),
+        ("curve", "memory"), ("curve", "budget"), ("curve", "recompute"), ("fit", "batch_size"),
+    ):  # fmt: skip
         if {mode, other} <= typed:
-            decided = {"rule": "all rules", "memory": "both forms of memory", "batch_size": "the batch size"}
+            decided = {
+                "rule": "all rules", "memory": "the form of memory", "batch_size": "the batch size",
+                "budget": "the budgets", "recompute": "what is recomputed",
+            }  # fmt: skip
             why = f"decides {decided[other]} itself" if other in decided else "asks another question"
             raise ValueError(f"--{mode} {why}: leave --{other.replace('_', '-')} out.")
 
@@ -110,6 +129,27 @@ def compare(recipe: Recipe, progress: Printer) -> list[Prediction]:
         for memory in ("paper", "lean"):
             with progress.console.status(f"planning {rule}, {memory} memory"):
                 predictions.append(predict_peak(by_rule(recipe, rule, memory)))
+    return predictions
+
+
+def predict_choices_of(recipe: Recipe, progress: Printer) -> list[Prediction]:
+    """What the rule auto chose from."""
+    with progress.console.status("planning what there was to choose from"):
+        return list(predict_choices(recipe))
+
+
+def write_curve(recipe: Recipe, rules: tuple[str, ...], path: Path, progress: Printer) -> list[Prediction]:
+    """What each rule can do, in a file of values and a picture."""
+    predictions = []
+    for rule in rules:
+        with progress.console.status(f"planning {rule}") as status:
+            for found in tradeoff.trade_off(recipe, rule):
+                predictions.append(found)
+                status.update(f"planning {rule}: {format_bytes(found.peak_bytes)}, {found.cost:.2f}× the work")
+    title = f"{recipe.name}: batch {recipe.batch_size}, T={recipe.steps}"
+    write_atomically(path.with_suffix(".csv"), tradeoff.as_csv(predictions))
+    write_atomically(path.with_suffix(".png"), tradeoff.draw(predictions, title))
+    progress.say(f"written: {path.with_suffix('.csv')}, {path.with_suffix('.png')}")
     return predictions
 
 
@@ -168,7 +208,7 @@ def in_binary(size: str | None) -> bool:
 
 def as_json(prediction: Prediction) -> dict[str, Any]:
     """The documented JSON form."""
-    names = ("rule", "memory", "batch_size", "steps", "peak_bytes", "parts", "subnetworks")
+    names = ("rule", "memory", "batch_size", "steps", "peak_bytes", "parts", "subnetworks", "recompute", "cost")
     return {name: getattr(prediction, name) for name in names}
 
 
@@ -180,7 +220,8 @@ def prediction_table(p: Prediction, binary: bool = False) -> Table:
     place = (
         f"reached in time step {(p.place.step or 0) + 1}, subnetwork {(p.place.subnetwork or 0) + 1}, {p.place.phase}"
     )
-    table = Table(title=title, caption=f"{caption}\n{place}", title_justify="left", caption_justify="left")
+    again = f"\nrun again in backward: {', '.join(p.recompute)}" if p.recompute else ""
+    table = Table(title=title, caption=f"{caption}\n{place}{again}", title_justify="left", caption_justify="left")
     for column in ("", *HEADINGS, "peak"):
         table.add_column(column, justify="right" if column == "peak" else "left", no_wrap=column == "peak")
     names = [("-".join(part["units"]), "-".join(part["auxiliary"]) or "-") for part in p.subnetworks]
@@ -189,6 +230,20 @@ def prediction_table(p: Prediction, binary: bool = False) -> Table:
     _, *folded = fold_names([HEADINGS, *names], WIDTH - frame)
     for number, (cells, peak) in enumerate(zip(folded, peaks, strict=True), 1):
         table.add_row(str(number), *("\n".join(lines) for lines in cells), peak)
+    return table
+
+
+def choice_table(predictions: list[Prediction], chosen: Prediction | None = None, binary: bool = False) -> Table:
+    """Ways to train side by side, the chosen one marked: how many pieces run again, the peak, and the work."""
+    table = Table(title=f"batch {predictions[0].batch_size}, T={predictions[0].steps}", title_justify="left")
+    for column in ("rule", "subnetworks", "pieces run again", "peak", "work, BPTT = 1"):
+        table.add_column(column, justify="left" if column == "rule" else "right")
+    for p in sorted(predictions, key=lambda p: -p.peak_bytes):
+        mark = " (chosen)" if chosen is not None and (p.rule, p.recompute) == (chosen.rule, chosen.recompute) else ""
+        twice = sum(name.endswith(" twice") for name in p.recompute)
+        again = f"{len(p.recompute)} ({twice} twice)" if twice else str(len(p.recompute))
+        peak = format_bytes(p.peak_bytes, binary)
+        table.add_row(p.rule + mark, str(len(p.subnetworks)), again, peak, f"{p.cost:.2f}")
     return table
 
 

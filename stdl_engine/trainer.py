@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from . import checkpoints
-from .building import build_network, find_device, for_data, make_rule, placed, predict_peak, sample_batch
+from .building import build_network, find_device, for_data, make_rule, placed, predict_peak, rule_in, sample_batch
 from .data import Batches, Dataset, fingerprint, split_off
 from .epoch_bar import EpochBar
 from .meter import Meter
@@ -67,7 +67,7 @@ class Trainer:
         model = build_network(self.recipe).to(self.device)
         sample = sample_batch(self.recipe, self.device)
         self.rule = make_rule(self.recipe, model, sample, recipe.epochs * len(self.train_batches))
-        self.predicted_bytes = predict_peak(self.recipe, model, self.rule.plan).peak_bytes
+        self.predicted_bytes = predict_peak(rule_in(self.recipe, self.rule), model, self.rule.plan).peak_bytes
         if recipe.compile:
             for subnetwork in self.rule.subnetworks:
                 for layer in (*subnetwork.units, *subnetwork.classifier_layers()):

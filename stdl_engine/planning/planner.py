@@ -44,6 +44,7 @@ class Trainable(Protocol):
     plan: Plan
     subnetworks: list[Subnetwork]
     optimizers: list[Optimizer]
+    scalers: list[Any]
 
     def modules(self) -> Iterator[nn.Module]: ...
     def flow(self, subnetwork: Subnetwork) -> Flow: ...
@@ -99,6 +100,7 @@ def predict(
         x = fake_like(sample) if isinstance(sample, Tensor) else torch.empty(sample, dtype=dtype_of(model))
         y = torch.empty(len(x), dtype=torch.int64)
         trained = rule(fake_copy(model), optimizer, x, sequence=sequence, **options)
+        trained.scalers = []  # they ask whether a gradient has overflowed, and fake ones have no numbers
         if sequence:
             x = torch.empty(T, *x.shape, dtype=x.dtype)
         cost = Work.of(trained.subnetworks, trained.flow, x[0] if sequence else x).relative(trained.plan.recompute)

@@ -3,72 +3,52 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .budgets import Budget, OverBudget
 from .levels import Levels
-from .plan import Plan
-from .planner import Prediction, Trainable, fake_copy, faking, fake_like, predict
+from .planner import Prediction, Trainable, fake_copy, fake_like, faking, predict
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 POINTS = 8
 """Budgets that are tried between the most and the least that a rule takes."""
+NEXT = 0.85
+"""What the next smaller budget is of the peak before it, where the least is not known beforehand."""
 
 
-def recomputing_peaks(
-    rule: Callable[..., Trainable],
-    model: nn.Sequential,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
-    sample: Tensor,
-    T: int,
-    *,
-    sequence: bool = False,
-    points: int = POINTS,
-    **options,
-) -> Iterator[Prediction]:
+def by_recomputing(
+    rule: Callable[..., Trainable], model: nn.Sequential, optimizer: MakeOptimizer, sample: Tensor, T: int, *,
+    sequence: bool = False, **options,
+) -> Iterator[Prediction]:  # fmt: skip
     """Training steps of a rule in ever less memory, from nothing run again to everything; the network is cut as the
-    rule cuts it without a budget in bytes. Options are those of the rule."""
+    rule cuts it where no bytes are given. Options are those of the rule."""
     with faking():
         x = fake_like(sample)
         made = rule(fake_copy(model), optimizer, x, sequence=sequence, recompute="none", steps=T, **options)
         levels = Levels(made.network, made.plan, made.trial, x, T, sequence=sequence)
-        most, least = (
-            levels.whole_step(plan)
-            for plan in (made.plan, replace(made.plan, recompute=levels.everything(levels.deepest)))
-        )
-        for budget in _between(most.peak_bytes, least.peak_bytes, points):
+        everything = replace(made.plan, recompute=levels.everything(levels.deepest))
+        most, least = (levels.whole_step(plan).peak_bytes for plan in (made.plan, everything))
+        factor = (least / most) ** (1 / (POINTS - 1))
+        for budget in (*(int(most * factor**point) for point in range(POINTS - 1)), least):
             with contextlib.suppress(OverBudget):
                 plan = levels.within(budget)
                 yield replace(levels.whole_step(plan), cost=levels.work.relative(plan.recompute))
 
 
-def budgeted_peaks(
-    rule: Callable[..., Trainable],
-    model: nn.Sequential,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
-    sample: Tensor,
-    T: int,
-    *,
-    most: int,
-    points: int = POINTS,
-    **options,
-) -> Iterator[Prediction]:
-    """Training steps of a rule that cuts the network to keep to a budget, from `most` bytes down to the fewest."""
+def by_cutting(
+    rule: Callable[..., Trainable], model: nn.Sequential, optimizer: MakeOptimizer, sample: Tensor, T: int, *,
+    most: int, **options,
+) -> Iterator[Prediction]:  # fmt: skip
+    """Training steps of a rule that cuts the network to keep to its budget, from `most` bytes down to the fewest.
+    Options are those of `predict`."""
     budget = most
-    for _ in range(points):
-        try:
+    with contextlib.suppress(OverBudget):
+        while True:
             found = predict(rule, model, optimizer, sample, T, budget=Budget(size=budget), steps=T, **options)
-        except OverBudget:
-            return
-        yield found
-        budget = int(min(budget, found.peak_bytes) * 0.85)
-
-
-def _between(most: int, least: int, points: int) -> Sequence[int]:
-    """So many sizes from the first to the second, which grow by the same factor."""
-    factor = (least / most) ** (1 / max(points - 1, 1))
-    return [int(most * factor**point) for point in range(points - 1)] + [least]
+            yield found
+            budget = int(found.peak_bytes * NEXT)

@@ -1,0 +1,65 @@
+"""The trade-off of a recipe: what each rule takes in bytes and in work, as a table of values and as a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from .building import optimizer_factory, predict_peak, rule_options, sample_batch, shapes_of
+from .planning.planner import Prediction
+from .planning.tradeoff import by_cutting, by_recomputing
+from .recipes import Recipe, by_rule
+from .rules import RULES, STDL
+
+COLUMNS = ("rule", "memory", "batch_size", "steps", "peak_bytes", "cost", "subnetworks", "recompute")
+MARKERS = "osD^vPX*"
+
+
+def trade_off(recipe: Recipe, rule: str) -> Iterator[Prediction]:
+    """Training steps of the recipe by one rule, from the most memory that is of use to the least that will do."""
+    recipe = by_rule(recipe, rule)
+    options = rule_options(recipe)
+    for decided in ("recompute", "steps", "budget"):
+        del options[decided]
+    given = shapes_of(recipe), optimizer_factory(recipe), sample_batch(recipe, torch.device("meta")), recipe.steps
+    if rule == "stdl":
+        whole = predict_peak(by_rule(recipe, "sltt"))  # what STDL is with a single subnetwork
+        yield from by_cutting(STDL, *given, most=whole.peak_bytes, **options)
+    else:
+        yield from by_recomputing(RULES[rule], *given, **options)
+
+
+def as_csv(predictions: Sequence[Prediction]) -> str:
+    """One line for each training step; cost is in multiply-adds relative to BPTT that recomputes nothing."""
+    page = io.StringIO()
+    writer = csv.writer(page, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for p in predictions:
+        names = " ".join(p.recompute)
+        writer.writerow(
+            [p.rule, p.memory, p.batch_size, p.steps, p.peak_bytes, f"{p.cost:.4f}", len(p.subnetworks), names]
+        )
+    return page.getvalue()
+
+
+def draw(predictions: Sequence[Prediction], title: str) -> bytes:
+    """A PNG: bytes against work, a line for each rule, labelled where it ends."""
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for marker, rule in zip(MARKERS, dict.fromkeys(p.rule for p in predictions), strict=False):
+        points = sorted((p.peak_bytes / 1e9, p.cost) for p in predictions if p.rule == rule)
+        axes.plot(*zip(*points, strict=True), marker=marker, markersize=5, label=rule)
+        axes.annotate(rule, points[0], textcoords="offset points", xytext=(-4, 6), ha="right")
+    axes.set(xscale="log", xlabel="peak of a training step, GB", ylabel="multiply-adds relative to plain BPTT")
+    axes.set_title(title, loc="left")
+    axes.grid(which="both", alpha=0.3)
+    axes.legend()
+    page = io.BytesIO()
+    figure.savefig(page, format="png", dpi=150)
+    return page.getvalue()
