@@ -108,11 +108,11 @@ def predict_peak(recipe: Recipe, model: nn.Sequential | None = None, plan: Plan 
     return predict(*given, plan=plan, **rule_options(recipe))
 
 
-def predict_choices(recipe: Recipe) -> Iterator[Prediction]:
-    """What the rule auto chooses from, one after the other."""
+def predict_others(recipe: Recipe) -> Iterator[Prediction]:
+    """What else there is where the rule auto has chosen, one after the other."""
     sample = sample_batch(recipe, torch.device("meta"))
     options = rule_options(recipe)
-    for name in ("recompute", "steps"):
+    for name in ("budget", "recompute", "steps"):
         del options[name]
     yield from candidates(shapes_of(recipe), optimizer_factory(recipe), sample, recipe.steps, **options)
 

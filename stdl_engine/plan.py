@@ -18,9 +18,8 @@ with extra("train", __name__):
     from rich.console import Group
     from rich.table import Table
 
-    from . import tradeoff
     from .atomic_files import write_atomically
-    from .building import for_data, load_data, predict_choices, predict_peak
+    from .building import for_data, load_data, predict_others, predict_peak
     from .command_line import given, parse, recipe_in, run_command, with_config
     from .planning.budgets import format_bytes, parse_budget, parse_bytes
     from .planning.plan import fold_names
@@ -28,6 +27,7 @@ with extra("train", __name__):
     from .printer import WIDTH, Printer
     from .recipes import RECIPES, Recipe, by_rule, find
     from .stopping import StopSignals
+    from .tradeoff import as_csv, choice_table, draw, trade_off
 
 HEADINGS = ("subnetwork", "auxiliary network")
 COMPARED = ("bptt", "sltt", "decolle", "ell", "stdl")
@@ -81,9 +81,10 @@ def command(arguments: list[str], stop: StopSignals) -> None:
             prediction = predict_peak(recipe)
         answer, table = as_json(prediction), prediction_table(prediction, in_binary(recipe.budget))
         if recipe.rule == "auto":
-            choices = predict_choices_of(recipe, progress)
-            answer["choices"] = [as_json(p) for p in choices]
-            table = Group(choice_table(choices, prediction, in_binary(recipe.budget)), table)
+            with progress.console.status("planning what else there is"):
+                others = list(predict_others(recipe))
+            answer["others"] = [as_json(p) for p in others]
+            table = Group(choice_table(others, prediction, in_binary(recipe.budget)), table)
     if options.json:
         printer.say(json.dumps(answer, indent=2))
     else:
@@ -132,23 +133,17 @@ def compare(recipe: Recipe, progress: Printer) -> list[Prediction]:
     return predictions
 
 
-def predict_choices_of(recipe: Recipe, progress: Printer) -> list[Prediction]:
-    """What the rule auto chose from."""
-    with progress.console.status("planning what there was to choose from"):
-        return list(predict_choices(recipe))
-
-
 def write_curve(recipe: Recipe, rules: tuple[str, ...], path: Path, progress: Printer) -> list[Prediction]:
     """What each rule can do, in a file of values and a picture."""
     predictions = []
     for rule in rules:
         with progress.console.status(f"planning {rule}") as status:
-            for found in tradeoff.trade_off(recipe, rule):
+            for found in trade_off(recipe, rule):
                 predictions.append(found)
                 status.update(f"planning {rule}: {format_bytes(found.peak_bytes)}, {found.cost:.2f}× the work")
     title = f"{recipe.name}: batch {recipe.batch_size}, T={recipe.steps}"
-    write_atomically(path.with_suffix(".csv"), tradeoff.as_csv(predictions))
-    write_atomically(path.with_suffix(".png"), tradeoff.draw(predictions, title))
+    write_atomically(path.with_suffix(".csv"), as_csv(predictions))
+    write_atomically(path.with_suffix(".png"), draw(predictions, title))
     progress.say(f"written: {path.with_suffix('.csv')}, {path.with_suffix('.png')}")
     return predictions
 
@@ -230,20 +225,6 @@ def prediction_table(p: Prediction, binary: bool = False) -> Table:
     _, *folded = fold_names([HEADINGS, *names], WIDTH - frame)
     for number, (cells, peak) in enumerate(zip(folded, peaks, strict=True), 1):
         table.add_row(str(number), *("\n".join(lines) for lines in cells), peak)
-    return table
-
-
-def choice_table(predictions: list[Prediction], chosen: Prediction | None = None, binary: bool = False) -> Table:
-    """Ways to train side by side, the chosen one marked: how many pieces run again, the peak, and the work."""
-    table = Table(title=f"batch {predictions[0].batch_size}, T={predictions[0].steps}", title_justify="left")
-    for column in ("rule", "subnetworks", "pieces run again", "peak", "work, BPTT = 1"):
-        table.add_column(column, justify="left" if column == "rule" else "right")
-    for p in sorted(predictions, key=lambda p: -p.peak_bytes):
-        mark = " (chosen)" if chosen is not None and (p.rule, p.recompute) == (chosen.rule, chosen.recompute) else ""
-        twice = sum(name.endswith(" twice") for name in p.recompute)
-        again = f"{len(p.recompute)} ({twice} twice)" if twice else str(len(p.recompute))
-        peak = format_bytes(p.peak_bytes, binary)
-        table.add_row(p.rule + mark, str(len(p.subnetworks)), again, peak, f"{p.cost:.2f}")
     return table
 
 

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from rich.table import Table
 
 from .building import optimizer_factory, predict_peak, rule_options, sample_batch, shapes_of
+from .planning.budgets import format_bytes
 from .planning.planner import Prediction
 from .planning.tradeoff import by_cutting, by_recomputing
 from .recipes import Recipe, by_rule
@@ -45,6 +47,21 @@ def as_csv(predictions: Sequence[Prediction]) -> str:
             [p.rule, p.memory, p.batch_size, p.steps, p.peak_bytes, f"{p.cost:.4f}", len(p.subnetworks), names]
         )
     return page.getvalue()
+
+
+def choice_table(others: Sequence[Prediction], chosen: Prediction | None = None, binary: bool = False) -> Table:
+    """Ways to train side by side, the chosen one marked: how many pieces run again, the peak, and the work."""
+    predictions = [*others, chosen] if chosen is not None else list(others)
+    table = Table(title=f"batch {predictions[0].batch_size}, T={predictions[0].steps}", title_justify="left")
+    for column in ("rule", "subnetworks", "pieces run again", "peak", "work, BPTT = 1"):
+        table.add_column(column, justify="left" if column == "rule" else "right")
+    for p in sorted(predictions, key=lambda p: -p.peak_bytes):
+        mark = " (chosen)" if p is chosen else ""
+        twice = sum(name.endswith(" twice") for name in p.recompute)
+        again = f"{len(p.recompute)} ({twice} twice)" if twice else str(len(p.recompute))
+        peak = format_bytes(p.peak_bytes, binary)
+        table.add_row(p.rule + mark, str(len(p.subnetworks)), again, peak, f"{p.cost:.2f}")
+    return table
 
 
 def draw(predictions: Sequence[Prediction], title: str) -> bytes:

@@ -1,10 +1,12 @@
 """`python -m stdl_engine.plan`, as typed."""
 
+import csv
 import json
 
 import pytest
 
 from stdl_engine.plan import main
+from stdl_engine.planning import tradeoff
 from stdl_engine.recipes import RECIPES
 
 SMALL = ["--width", "0.0625", "--batch-size", "8", "--steps", "2"]
@@ -17,7 +19,8 @@ def as_json(capsys, *arguments):
 
 def test_json(capsys):
     answer = as_json(capsys, "resnet18", *SMALL)
-    assert list(answer) == ["rule", "memory", "batch_size", "steps", "peak_bytes", "parts", "subnetworks"]
+    names = ["rule", "memory", "batch_size", "steps", "peak_bytes", "parts", "subnetworks", "recompute", "cost"]
+    assert list(answer) == names
     assert (answer["rule"], answer["memory"], answer["batch_size"], answer["steps"]) == ("STDL", "lean", 8, 2)
     assert sum(answer["parts"].values()) == answer["peak_bytes"]
     assert answer["subnetworks"][0]["units"] == ["4C3", "4R"]
@@ -53,6 +56,42 @@ def test_every_recipe_at_its_own_batch_size(capsys, recipe):
     answer = as_json(capsys, recipe, "--steps", "1", "--rule", "stdl")
     assert answer["batch_size"] == RECIPES[recipe].batch_size
     assert answer["peak_bytes"] > (1e6 if RECIPES[recipe].width < 1 else 1e8)
+
+
+def test_a_rule_that_keeps_to_bytes_names_the_pieces_that_run_again(capsys):
+    plain = as_json(capsys, "resnet18", *SMALL, "--rule", "bptt")
+    assert (plain["recompute"], plain["cost"]) == ([], 1.0)
+    budget = int(0.7 * plain["peak_bytes"])
+    lean = as_json(capsys, "resnet18", *SMALL, "--rule", "bptt", "--budget", str(budget))
+    assert lean["peak_bytes"] <= budget
+    assert set(lean["recompute"]) & {"1/0:4C3", "1/1:4R.1", "1/1:4R.2"}
+    assert 1 < lean["cost"] < 4 / 3
+
+
+def test_auto_shows_what_else_there_is(capsys):
+    arguments = ["resnet18", *SMALL, "--rule", "auto", "--budget", "3MB"]
+    found = as_json(capsys, *arguments)
+    assert found["peak_bytes"] <= 3_000_000
+    assert (found["rule"], bool(found["recompute"])) == ("BPTT", True)
+    assert [other["rule"] for other in found["others"]] == ["BPTT"] * 3 + ["SLTT"] * 2 + ["STDL"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "BPTT (chosen)" in shown
+    assert "run again in backward: 1/0:4C3" in shown
+
+
+def test_the_curve_is_values_and_a_picture(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(tradeoff, "POINTS", 3)
+    answer = as_json(capsys, "resnet18", *SMALL, "--rule", "sltt", "--curve", str(tmp_path / "curve"))
+    peaks = [found["peak_bytes"] for found in answer]
+    assert len(peaks) == 3
+    assert peaks == sorted(peaks, reverse=True)
+    with (tmp_path / "curve.csv").open() as file:
+        assert [int(row["peak_bytes"]) for row in csv.DictReader(file)] == peaks
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    for other in ("--fit=2GB", "--budget=2GB", "--memory=paper"):
+        assert main(["resnet18", "--curve", str(tmp_path / "no"), other]) == 2
+    assert not (tmp_path / "no.csv").exists()
 
 
 def test_budget_in_bytes(capsys):

@@ -20,7 +20,7 @@ from stdl_engine import evaluate
         (["--seed", "-1"], "--seed is -1: it must be 0 or more"),
         (["--budget", "lots"], "cannot read the budget 'lots'"),
         (["--budget", "0.01"], "the smallest budget that works is"),
-        (["--rule", "sltt", "--budget", "0.5"], "the budget is for the rule stdl, and the rule is sltt"),
+        (["--rule", "sltt", "--budget", "0.5"], "is '0.5', which only the rule stdl takes, and the rule is sltt"),
         (["--device", "abacus"], "unknown device 'abacus'"),
         (["--device", "cuda:99"], "the device 'cuda:99' was asked for, and there are"),
         (["--data", "nowhere.npz"], "nowhere.npz"),
