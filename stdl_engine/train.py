@@ -23,16 +23,18 @@ with extra("train", __name__):
     from rich.table import Table
 
     from . import checkpoints
-    from .building import load_data
+    from .building import load_data, predict_others
     from .command_line import given, parse, recipe_in, run_command, with_config
     from .comparison import COMPARED, ComparisonFolder, compare
     from .own_functions import find_own
+    from .planning.budgets import parse_budget
     from .printer import WIDTH, Printer
     from .process_memory import keep_malloc_tight
     from .recipes import RECIPES, Recipe
     from .rules import RULES
     from .runs import MAY_CHANGE, RunFolder
     from .stopping import StopSignals
+    from .tradeoff import choice_table
     from .trainer import Trainer
 
 if TYPE_CHECKING:
@@ -221,8 +223,10 @@ def logged(folder: RunFolder, printer: Printer) -> Iterator[None]:
 def finish(trainer: Trainer) -> dict[str, Any]:
     """Train to the end and say what came out."""
     printer = trainer.printer
+    if trainer.recipe.rule == "auto":
+        show_choice(trainer)
     printer.say(trainer.rule.plan.table(WIDTH))
-    printer.say(f"predicted peak memory of a training step: {trainer.in_words(trainer.predicted_bytes)}")
+    printer.say(f"predicted peak memory of a training step: {trainer.in_words(trainer.predicted.peak_bytes)}")
     summary = trainer.run()
     printer.say(trainer.memory_report())
     best = f"best {summary['best_test_accuracy']:.2%} in epoch {summary['best_epoch']}"
@@ -231,6 +235,13 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         f"{summary['samples_per_second']:.0f} samples/s; everything is in {trainer.folder.path}"
     )
     return summary
+
+
+def show_choice(trainer: Trainer) -> None:
+    """What the rule auto has chosen, beside what else there is."""
+    with trainer.printer.console.status("planning what else there is"):
+        others = list(predict_others(trainer.recipe))
+    trainer.printer.show(choice_table(others, trainer.predicted, parse_budget(trainer.recipe.budget).binary))
 
 
 def new_folder(recipe: Recipe, what: str) -> Path:

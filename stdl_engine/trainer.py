@@ -67,7 +67,7 @@ class Trainer:
         model = build_network(self.recipe).to(self.device)
         sample = sample_batch(self.recipe, self.device)
         self.rule = make_rule(self.recipe, model, sample, recipe.epochs * len(self.train_batches))
-        self.predicted_bytes = predict_peak(rule_in(self.recipe, self.rule), model, self.rule.plan).peak_bytes
+        self.predicted = predict_peak(rule_in(self.recipe, self.rule), model, self.rule.plan)
         if recipe.compile:
             for subnetwork in self.rule.subnetworks:
                 for layer in (*subnetwork.units, *subnetwork.classifier_layers()):
@@ -88,7 +88,11 @@ class Trainer:
             while self.epoch < self.recipe.epochs:
                 self._run_epoch(board)
         parameters = sum(p.numel() for p in self.rule.model.parameters())
-        figures = {"predicted_bytes": self.predicted_bytes, "peak_bytes": self.peak_bytes, "parameters": parameters}
+        figures = {
+            "predicted_bytes": self.predicted.peak_bytes,
+            "peak_bytes": self.peak_bytes,
+            "parameters": parameters,
+        }
         return self.folder.write_summary(self.rows, **figures)
 
     def _run_epoch(self, board: SummaryWriter) -> None:
@@ -139,7 +143,7 @@ class Trainer:
             row |= {f"{name}_accuracy": seen.accuracy, f"{name}_loss": seen.loss}
             if name == "test":
                 row["firing_rates"] = seen.firing_rates
-        row |= {"lr": self.rule.optimizers[-1].param_groups[0]["lr"], "predicted_bytes": self.predicted_bytes}
+        row |= {"lr": self.rule.optimizers[-1].param_groups[0]["lr"], "predicted_bytes": self.predicted.peak_bytes}
         row |= {"peak_bytes": self.peak_bytes, "process_peak_bytes": self.process.peak}
         row |= {"process_growth_bytes": self.process.growth}
         if bad := [path for batches in (self.train_batches, *self.held_out.values()) for path in batches.bad_samples]:
@@ -272,7 +276,7 @@ class Trainer:
 
     def memory_report(self) -> str:
         """The peak of a training step, predicted and measured, and that of the whole process, in a line."""
-        sizes = (self.predicted_bytes, self.peak_bytes, self.process.peak, self.process.growth)
+        sizes = (self.predicted.peak_bytes, self.peak_bytes, self.process.peak, self.process.growth)
         predicted, measured, process, growth = map(self.in_words, sizes)
         return (
             f"peak memory of a training step: predicted {predicted}, measured {measured}; of the process: {process}, "
