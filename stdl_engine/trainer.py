@@ -93,7 +93,7 @@ class Trainer:
             "peak_bytes": self.peak_bytes,
             "parameters": parameters,
         }
-        return self.folder.write_summary(self.rows, **figures)
+        return self.folder.write_summary(self.rows, **figures, parameters=parameters)
 
     def _run_epoch(self, board: SummaryWriter) -> None:
         last = f"epoch {self.epoch + 1}/{self.recipe.epochs}"
