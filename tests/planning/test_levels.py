@@ -49,7 +49,8 @@ def test_no_choice_that_fits_costs_less(kind, network):
         for budget in sizes[:: max(1, len(sizes) // 6)]:
             plan = levels.within(budget)
             assert levels.whole_step(plan).peak_bytes <= budget
-            assert levels.work.again(plan.recompute) == min(cost for cost, peak in table if peak <= budget)
+            # Less than any of them where backward also takes time in segments, which they do not.
+            assert levels.work.again(plan.recompute) <= min(cost for cost, peak in table if peak <= budget)
 
 
 @pytest.mark.parametrize(("kind", "network"), [(BPTT, residual), (SLTT, counting), (ELL, residual)])
