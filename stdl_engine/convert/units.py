@@ -40,6 +40,8 @@ class Chain(Unit):
         weights = [layer for layer in layers if isinstance(layer, WEIGHTS)]
         first, last = weights[0], weights[-1]
         self.in_channels = first.in_channels if isinstance(first, nn.Conv2d) else first.in_features
+        if isinstance(layers[0], nn.Flatten):
+            self.in_channels = None  # maps of any number of channels, as long as height and width fit
         self.out_channels = last.out_channels if isinstance(last, nn.Conv2d) else last.out_features
         self.input_dims = 3 if isinstance(first, nn.Conv2d) or isinstance(layers[0], FLATTENING) else 1
         strided = [layer for layer in layers if isinstance(layer, (nn.Conv2d, *POOLS))]
@@ -112,7 +114,8 @@ class DropoutOverTime(Neuron):
         if not self.training:
             return x
         if self.membrane is None:
-            self.membrane = self.dropout.create_mask(x)
+            mask = self.dropout.create_mask(x)
+            self.membrane = self.dropout.mask if mask is None else mask  # which versions before 2.0 do not return
         return x * self.membrane
 
     def __getstate__(self) -> dict:
@@ -134,10 +137,10 @@ def units_from(model: nn.Module, *, backend: str = "auto") -> nn.Sequential:
     """A model as a sequence of units, for `STDL(units_from(model), ...)` and all other rules.
 
     Takes an `nn.Sequential` (nested ones too) of convolutions, norms, neurons, pools, dropout, flattening and linear
-    layers, and SpikingJelly's `sew_resnet*` (with cnf "ADD"), `spiking_resnet*` (18 and 34 layers) and `spiking_vgg*`,
-    in step mode "s". Its neurons are swapped for fused ones of this backend in place. The units compute what the model
-    does and hold its own layers, so that training them trains the model. What cannot be cut is an error that names it,
-    after which the model is as it was.
+    layers, and SpikingJelly's `sew_resnet*`, `spiking_resnet*`, `spiking_vgg*` and the networks of its
+    `parametric_lif_net`, all in step mode "s". The model's neurons are made fused in place, with kernels of this
+    backend. The units compute what the model does and hold its own layers, so training them trains the model. A model
+    that cannot be cut is left as it was, and the error names the layer and the reason.
 
     Example:
         >>> model = sew_resnet18(cnf="ADD", spiking_neuron=neuron.LIFNode, num_classes=10)

@@ -268,6 +268,22 @@ def test_a_head_of_the_engine_s_is_kept():
     assert units_from(nn.Sequential(ConvUnit(3, 4), nn.ReLU(), Head(4, 10)))[-1].num_classes == 10
 
 
+@pytest.mark.parametrize("rule", [BPTT, SLTT, functools.partial(STDL, budget=0.9, variant="linear")])
+def test_a_network_of_linear_layers_takes_images(rule):
+    """The layer that flattens them takes any number of channels."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(48, 40), neuron.LIFNode(), nn.Linear(40, 32), neuron.LIFNode(), nn.Linear(32, 10)
+    )
+    nn.init.normal_(model[3].weight)  # so that the second layer fires
+    before = copy.deepcopy(model.state_dict())
+    x, y = torch.randn(4, 3, 4, 4), torch.randint(10, (4,))
+    result = rule(units_from(model), sgd, x).step(3 * x, y, STEPS)
+    assert result.logits.shape == (4, 10)
+    assert result.losses[-1].isfinite()
+    assert not any(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
