@@ -66,7 +66,7 @@ def vgg(name: str) -> nn.Module:
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
         if isinstance(module, nn.Conv2d):
-            nn.init.normal_(module.weight, std=4 * (9 * module.in_channels) ** -0.5)
+            nn.init.normal_(module.weight, std=5 * (9 * module.in_channels) ** -0.5)
     model.avgpool = layer.AdaptiveAvgPool2d((1, 1))
     for place, (inputs, outputs) in {0: (512, 48), 3: (48, 48), 6: (48, 10)}.items():
         model.classifier[place] = layer.Linear(inputs, outputs)
