@@ -258,9 +258,11 @@ def _own(layer: nn.Module) -> nn.Module:
 
 def _copy_of(neuron: Neuron) -> Neuron:
     """Another neuron of the same settings, without the state."""
-    duplicate = copy.deepcopy(neuron)
-    duplicate.reset()
-    return duplicate
+    stateless = copy.copy(neuron)
+    stateless.reset()
+    # deepcopy would give a fake tensor, in a plan, another fake mode
+    memo = {id(p): nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in neuron.parameters()}
+    return copy.deepcopy(stateless, memo)
 
 
 def _fresh_conv(layer: nn.Conv2d, in_channels: int, stride: int) -> SpikeConv2d:

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from spikingjelly.activation_based.model import ms_resnet18
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from stdl_engine import FusedLIF
+from stdl_engine import FusedLIF, FusedPLIF
 from stdl_engine.convert import convert_neurons, units_from
 from stdl_engine.memory.spikes import is_spikes
 from stdl_engine.neurons import Neuron, borrowed
@@ -226,6 +227,17 @@ def test_plans_before_running_and_after():
     first = predict(STDL, units, sgd, x, STEPS, budget=0.8).peak_bytes
     STDL(units, sgd, x, budget=0.8).step(x, y, STEPS)
     assert predict(STDL, units, sgd, x, STEPS, budget=0.8).peak_bytes == first
+
+
+@pytest.mark.parametrize("plif", [neuron.ParametricLIFNode, FusedPLIF])
+def test_plans_with_learned_decays(plif):
+    """On fake tensors, where a budget cuts the network: no decay is known there, not even to print or copy it."""
+    torch.manual_seed(0)
+    layers = [(nn.Conv2d(width, 4, 3, padding=1), nn.BatchNorm2d(4), plif()) for width in (3, 4, 4)]
+    units = units_from(nn.Sequential(*itertools.chain(*layers), nn.Flatten(), nn.Linear(256, 10)))
+    x = torch.randn(2, 3, 8, 8)
+    prediction = predict(STDL, units, sgd, x, STEPS, budget=0.8)
+    assert len(prediction.subnetworks) == len(STDL(units, sgd, x, budget=0.8).plan.parts) > 1
 
 
 def test_plans_in_the_middle_of_a_sequence():
