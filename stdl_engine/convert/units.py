@@ -65,7 +65,7 @@ class Chain(Unit):
         return x
 
     def rebuild(self, in_channels: int, stride: int) -> Chain:
-        """Its weights, norms and neurons anew; the convolutions keep the size of the map, but for the stride."""
+        """A fresh chain of layers of the same kinds; but for the stride, convolutions keep the map's size."""
         fresh: list[nn.Module] = []
         for layer in self.layers:
             if isinstance(layer, nn.Conv2d):
@@ -94,7 +94,7 @@ class ChainHead(Head):
         last = next(layer for layer in reversed(layers) if isinstance(layer, nn.Linear | Head))
         self.num_classes = last.out_features if isinstance(last, nn.Linear) else last.num_classes
         for layer in layers:
-            self.num_classes //= getattr(layer, "voting_size", 1)  # SpikingJelly's VotingLayer: several votes a class
+            self.num_classes //= getattr(layer, "voting_size", 1)  # votes per class of SpikingJelly's VotingLayer
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)

@@ -40,7 +40,7 @@ def small(name: str) -> nn.Module:
 
 
 def entry(name: str) -> zoo.Entry:
-    return zoo.Entry(functools.partial(small, name))
+    return zoo.Entry(functools.partial(small, name), budget=0.8)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -56,8 +56,7 @@ def test_units_of_blocks_are_the_model_under_bptt(name):
 
 
 @pytest.mark.parametrize("name", ["sew_resnet BasicBlock IAND", "spiking_resnet Bottleneck in groups"])
-def test_every_rule_trains_them(name, monkeypatch):
-    monkeypatch.setattr(zoo, "FRACTION", 0.8)  # the least that two blocks can be cut under is more than of many
+def test_every_rule_trains_them(name):
     assert zoo.trains(entry(name)) == ["SLTT", "ELL", "DECOLLE", "STDL(0.8)", "STDL(bytes)"]
 
 

@@ -28,7 +28,7 @@ from stdl_engine.rules import BPTT, DECOLLE, ELL, SLTT, STDL, Rule
 
 from .nets import lively
 
-STEPS, BATCH, FRACTION = 4, 2, 0.6
+STEPS, BATCH = 4, 2
 sgd = functools.partial(torch.optim.SGD, lr=0.1)
 MODELS = "spikingjelly.activation_based.model"
 
@@ -44,6 +44,8 @@ class Entry:
     """Step modes its forward can take: some take whole sequences only, "m", some make the sequence themselves, ""."""
     dtype: torch.dtype = torch.float64
     """In which it is compared with itself converted."""
+    budget: float = 0.6
+    """Of STDL; a network of few units needs a larger one to be cut at all."""
 
 
 def made(module: str, name: str, *args, **options) -> Callable[[], nn.Module]:
@@ -133,7 +135,7 @@ def entries() -> Iterator[tuple[str, Entry]]:
     for name in (f"spiking_vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn")):
         yield name, Entry(functools.partial(vgg, name))
     for name, shape in FRAMES.items():
-        yield name, Entry(functools.partial(parametric_lif_net, name), shape)
+        yield name, Entry(functools.partial(parametric_lif_net, name), shape, budget=0.8)
     sequences = {
         "ms_resnet18": made("ms_resnet", "ms_resnet18", STEPS, num_classes=10),
         "ms_resnet34": made("ms_resnet", "ms_resnet34", STEPS, num_classes=10),
@@ -241,13 +243,13 @@ def trains(entry: Entry) -> list[str]:
 
 def rules(entry: Entry, x: Tensor) -> dict[str, Callable[[nn.Sequential], Rule]]:
     """The learning rules besides BPTT; the budget in bytes is what the budget of a fraction comes to."""
-    bytes_ = predict(STDL, units_from(fresh(entry)), sgd, x, STEPS, budget=FRACTION).peak_bytes
+    bytes_ = predict(STDL, units_from(fresh(entry)), sgd, x, STEPS, budget=entry.budget).peak_bytes
     options = {"optimizer": sgd, "sample": x}
     return {
         "SLTT": functools.partial(SLTT, **options),
         "ELL": functools.partial(ELL, **options),
         "DECOLLE": functools.partial(DECOLLE, **options),
-        f"STDL({FRACTION})": functools.partial(STDL, budget=FRACTION, **options),
+        f"STDL({entry.budget})": functools.partial(STDL, budget=entry.budget, **options),
         "STDL(bytes)": functools.partial(STDL, budget=bytes_, steps=STEPS, **options),
     }
 
