@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WHEEL_VENV := .venv-wheel
 WHEEL_PIP := $(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check --quiet
-CODE := kernels stdl_engine bench examples tests
+CODE := kernels stdl_engine bench examples docs/pages.py tests
 # A run that takes too long is interrupted, and so prints what failed and what was still running; then it is killed.
 WATCHDOG := timeout --foreground --signal=INT --kill-after=60
 # worksteal, not loadfile or loadscope: those give a test that killed its worker to the next one, and may then wait for ever.
@@ -16,7 +16,7 @@ AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=haswell 
 # Threads of each of the processes that test-avx2 runs side by side; those of `make test` have one.
 THREADS := 2
 
-.PHONY: help setup test test-avx2 test-wheel lint format bench bench-full bench-compare demo clean
+.PHONY: help setup test test-avx2 test-wheel lint format docs bench bench-full bench-compare demo clean
 
 help:  ## list the commands
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -32,6 +32,10 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(VENV)/ready-bench: $(VENV)/ready
 	$(PIP) install --constraint constraints.txt --editable '.[dev,bench]'
+	@touch $@
+
+$(VENV)/ready-docs: $(VENV)/ready
+	$(PIP) install --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
 
 test: setup  ## run the tests
@@ -60,6 +64,10 @@ lint: setup  ## check style and formatting
 format: setup  ## fix style and formatting
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
+
+docs: $(VENV)/ready-docs  ## build the documentation and the reference as a site, build/site/index.html
+	$(BIN)/python docs/pages.py
+	$(BIN)/zensical build --strict --config-file mkdocs.yml
 
 bench: $(VENV)/ready-bench  ## measure speed and memory on this machine, in minutes; your page is bench/mine/benchmarks.md
 	$(BIN)/python -m bench --quick

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from torch import nn
 
-PACKAGE = "spikingjelly.activation_based.model."
+PACKAGES = ("spikingjelly.activation_based.model.", "spikingjelly.clock_driven.model.")
+"""Where SpikingJelly's models are, from version 0.0.0.0.13 on and before it."""
 
 RESNETS = ("sew_resnet.SEWResNet", "spiking_resnet.SpikingResNet")
 VGGS = ("spiking_vgg.SpikingVGG",)
@@ -33,5 +34,5 @@ def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]] | None:
 
 def name_of(module: nn.Module) -> str:
     """Which class of SpikingJelly's models a module is of, for example "sew_resnet.BasicBlock"; "" for all others."""
-    kind = type(module)
-    return f"{kind.__module__}.{kind.__qualname__}".removeprefix(PACKAGE) if kind.__module__.startswith(PACKAGE) else ""
+    name = f"{type(module).__module__}.{type(module).__qualname__}"
+    return next((name.removeprefix(package) for package in PACKAGES if name.startswith(package)), "")

@@ -40,6 +40,8 @@ class Chain(Unit):
         weights = [layer for layer in layers if isinstance(layer, WEIGHTS)]
         first, last = weights[0], weights[-1]
         self.in_channels = first.in_channels if isinstance(first, nn.Conv2d) else first.in_features
+        if isinstance(layers[0], nn.Flatten):
+            self.in_channels = None  # maps of any number of channels, as long as height and width fit
         self.out_channels = last.out_channels if isinstance(last, nn.Conv2d) else last.out_features
         self.input_dims = 3 if isinstance(first, nn.Conv2d) or isinstance(layers[0], FLATTENING) else 1
         strided = [layer for layer in layers if isinstance(layer, (nn.Conv2d, *POOLS))]
@@ -63,7 +65,7 @@ class Chain(Unit):
         return x
 
     def rebuild(self, in_channels: int, stride: int) -> Chain:
-        """Its weights, norms and neurons anew; the convolutions keep the size of the map, but for the stride."""
+        """A fresh chain of layers of the same kinds; but for the stride, convolutions keep the map's size."""
         fresh: list[nn.Module] = []
         for layer in self.layers:
             if isinstance(layer, nn.Conv2d):
@@ -92,7 +94,7 @@ class ChainHead(Head):
         last = next(layer for layer in reversed(layers) if isinstance(layer, nn.Linear | Head))
         self.num_classes = last.out_features if isinstance(last, nn.Linear) else last.num_classes
         for layer in layers:
-            self.num_classes //= getattr(layer, "voting_size", 1)  # SpikingJelly's VotingLayer: several votes a class
+            self.num_classes //= getattr(layer, "voting_size", 1)  # votes per class of SpikingJelly's VotingLayer
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
@@ -112,7 +114,8 @@ class DropoutOverTime(Neuron):
         if not self.training:
             return x
         if self.membrane is None:
-            self.membrane = self.dropout.create_mask(x)
+            mask = self.dropout.create_mask(x)
+            self.membrane = self.dropout.mask if mask is None else mask  # which versions before 2.0 do not return
         return x * self.membrane
 
     def __getstate__(self) -> dict:
@@ -134,10 +137,10 @@ def units_from(model: nn.Module, *, backend: str = "auto") -> nn.Sequential:
     """A model as a sequence of units, for `STDL(units_from(model), ...)` and all other rules.
 
     Takes an `nn.Sequential` (nested ones too) of convolutions, norms, neurons, pools, dropout, flattening and linear
-    layers, and SpikingJelly's `sew_resnet*` (with cnf "ADD"), `spiking_resnet*` (18 and 34 layers) and `spiking_vgg*`,
-    in step mode "s". Its neurons are swapped for fused ones of this backend in place. The units compute what the model
-    does and hold its own layers, so that training them trains the model. What cannot be cut is an error that names it,
-    after which the model is as it was.
+    layers, and SpikingJelly's `sew_resnet*`, `spiking_resnet*`, `spiking_vgg*` and the networks of its
+    `parametric_lif_net`, all in step mode "s". The model's neurons are made fused in place, with kernels of this
+    backend. The units compute what the model does and hold its own layers, so training them trains the model. A model
+    that cannot be cut is left as it was, and the error names the layer and the reason.
 
     Example:
         >>> model = sew_resnet18(cnf="ADD", spiking_neuron=neuron.LIFNode, num_classes=10)
@@ -255,9 +258,11 @@ def _own(layer: nn.Module) -> nn.Module:
 
 def _copy_of(neuron: Neuron) -> Neuron:
     """Another neuron of the same settings, without the state."""
-    duplicate = copy.deepcopy(neuron)
-    duplicate.reset()
-    return duplicate
+    stateless = copy.copy(neuron)
+    stateless.reset()
+    # deepcopy would give a fake tensor, in a plan, another fake mode
+    memo = {id(p): nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in neuron.parameters()}
+    return copy.deepcopy(stateless, memo)
 
 
 def _fresh_conv(layer: nn.Conv2d, in_channels: int, stride: int) -> SpikeConv2d:

@@ -10,11 +10,12 @@ import types
 
 import pytest
 import torch
-from spikingjelly.activation_based import neuron, surrogate
+from spikingjelly.activation_based import layer, neuron, surrogate
 from torch import Tensor, nn
 
 from stdl_engine import FusedLIF
 from stdl_engine.convert import convert_neurons, units_from
+from stdl_engine.convert.models import name_of
 from stdl_engine.neurons.foreign import NotConvertible
 from stdl_engine.neurons.foreign.others import NEURONS
 from stdl_engine.neurons.foreign.swap import LIBRARIES
@@ -176,6 +177,30 @@ def test_units_ask_for_the_single_step_neuron():
         units_from(net)
     net[1] = OldLIFNode()
     assert [unit.label for unit in units_from(net)] == ["4L", "2FC"]
+
+
+def test_models_of_clock_driven_days_are_known():
+    """Their classes have the layers of today's, in another package."""
+    model = type("SEWResNet", (nn.Module,), {"__module__": "spikingjelly.clock_driven.model.sew_resnet"})()
+    assert name_of(model) == "sew_resnet.SEWResNet"
+    assert name_of(nn.Linear(2, 2)) == ""
+
+
+class OldDropout(layer.Dropout):
+    """Before version 2.0 `create_mask` kept the mask and returned nothing."""
+
+    def create_mask(self, x: Tensor) -> None:
+        self.mask = super().create_mask(x)
+
+
+def test_dropout_of_those_days():
+    model = nn.Sequential(nn.Linear(4, 50), neuron.IFNode(), OldDropout(0.5), nn.Linear(50, 2))
+    dropout = units_from(model)[0].layers[2]
+    first = dropout(torch.ones(2, 50))
+    assert 0 < first.mean() < 2
+    assert torch.equal(dropout(torch.ones(2, 50)), first)
+    dropout.reset()
+    assert not torch.equal(dropout(torch.ones(2, 50)), first)
 
 
 def test_fixed_point_is_left_alone():

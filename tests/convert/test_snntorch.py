@@ -238,7 +238,7 @@ def test_units_say_what_to_put_in_its_place(name, reset, reset_delay):
 
 def test_units_name_every_neuron_of_snntorch():
     for neuron in (snn.Synaptic(0.9, 0.8), snn.Leaky(0.9, learn_beta=True), snn.Leaky(0.9, inhibition=False)):
-        with pytest.raises(ValueError, match=r"1 \(\w+\) .* neurons of snnTorch hand .* put a? ?FusedLIF"):
+        with pytest.raises(ValueError, match=r"1 \(\w+\) .* membrane of a snnTorch neuron; put a? ?FusedLIF"):
             units_from(nn.Sequential(nn.Linear(2, 2), neuron, nn.Linear(2, 2)))
     net = network()
     convert_neurons(net)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from spikingjelly.activation_based.model import ms_resnet18
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from stdl_engine import FusedLIF
+from stdl_engine import FusedLIF, FusedPLIF
 from stdl_engine.convert import convert_neurons, units_from
 from stdl_engine.memory.spikes import is_spikes
 from stdl_engine.neurons import Neuron, borrowed
@@ -228,6 +229,17 @@ def test_plans_before_running_and_after():
     assert predict(STDL, units, sgd, x, STEPS, budget=0.8).peak_bytes == first
 
 
+@pytest.mark.parametrize("plif", [neuron.ParametricLIFNode, FusedPLIF])
+def test_plans_with_learned_decays(plif):
+    """On fake tensors, where a budget cuts the network: no decay is known there, not even to print or copy it."""
+    torch.manual_seed(0)
+    layers = [(nn.Conv2d(width, 4, 3, padding=1), nn.BatchNorm2d(4), plif()) for width in (3, 4, 4)]
+    units = units_from(nn.Sequential(*itertools.chain(*layers), nn.Flatten(), nn.Linear(256, 10)))
+    x = torch.randn(2, 3, 8, 8)
+    prediction = predict(STDL, units, sgd, x, STEPS, budget=0.8)
+    assert len(prediction.subnetworks) == len(STDL(units, sgd, x, budget=0.8).plan.parts) > 1
+
+
 def test_plans_in_the_middle_of_a_sequence():
     """Also after somebody has read the state, which is then held in another form; a plan and a step leave it alone."""
     model, x, y = made("plain")
@@ -266,6 +278,22 @@ def test_a_head_of_the_engine_s_is_kept():
     assert units[-1] is model[-1]
     assert [unit.label for unit in units] == ["4C3-MP(k2s2)", "10FC"]
     assert units_from(nn.Sequential(ConvUnit(3, 4), nn.ReLU(), Head(4, 10)))[-1].num_classes == 10
+
+
+@pytest.mark.parametrize("rule", [BPTT, SLTT, functools.partial(STDL, budget=0.9, variant="linear")])
+def test_a_network_of_linear_layers_takes_images(rule):
+    """The layer that flattens them takes any number of channels."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(48, 40), neuron.LIFNode(), nn.Linear(40, 32), neuron.LIFNode(), nn.Linear(32, 10)
+    )
+    nn.init.normal_(model[3].weight)  # so that the second layer fires
+    before = copy.deepcopy(model.state_dict())
+    x, y = torch.randn(4, 3, 4, 4), torch.randint(10, (4,))
+    result = rule(units_from(model), sgd, x).step(3 * x, y, STEPS)
+    assert result.logits.shape == (4, 10)
+    assert result.losses[-1].isfinite()
+    assert not any(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 class Residual(nn.Module):

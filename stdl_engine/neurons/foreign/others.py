@@ -1,4 +1,4 @@
-"""Neurons of libraries that none is converted from: known by name, so that none is overlooked."""
+"""Libraries whose neurons are not converted. They are known by name, so that none is overlooked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_neuron(module: nn.Module) -> bool:
 
 
 def check(node: nn.Module) -> None:
-    """There is no fused layer for any of them."""
+    """Raise `NotConvertible`: none of these libraries' neurons has a fused layer."""
     raise NotConvertible(f"it is a neuron of {_library(node)}; only those of SpikingJelly and snnTorch are converted")
 
 

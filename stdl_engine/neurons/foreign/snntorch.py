@@ -48,7 +48,7 @@ SURROGATES = {
     surrogate.sigmoid: ("slope", own.Sigmoid),
     surrogate.fast_sigmoid: ("slope", FastSigmoid),
 }
-"""Those that are the same function of mem - threshold: the name of their parameter, and what they are here."""
+"""The surrogates that are the same function of mem - threshold here: the name of their parameter, and our class."""
 
 
 class FusedLeaky(Leaky):
@@ -57,7 +57,7 @@ class FusedLeaky(Leaky):
     fused_surrogate: own.Surrogate
     backend: str
     _read: tuple
-    """What `_constants` read last."""
+    """What `_constants` read last: versions of the buffers, and their numbers."""
 
     def forward(self, input_: Tensor, mem: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         if mem is not None:
@@ -120,7 +120,7 @@ def unit_instead_of(module: nn.Module) -> str | None:
     """What to build a model for learning rules with, in place of a neuron of snnTorch's."""
     if not isinstance(module, SpikingNeuron):
         return None
-    why = "neurons of snnTorch hand their membrane from call to call, and learning rules need neurons that hold it"
+    why = "learning rules cannot forget and detach the membrane of a snnTorch neuron"
     if not isinstance(module, Leaky):
         return f"{why}; put a FusedLIF, FusedPLIF or FusedALIF in its place"
     try:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ...kernels import dispatch
 from .. import FusedLIF, FusedPLIF
@@ -43,6 +44,10 @@ class ParametricNode(FusedNode):
     @property
     def scale_by_decay(self) -> bool:
         return self.decay_input
+
+    def extra_repr(self) -> str:
+        with unset_fake_temporarily():  # SpikingJelly computes tau from w, which may be a mere shape in a plan
+            return super().extra_repr()
 
 
 class Seam:

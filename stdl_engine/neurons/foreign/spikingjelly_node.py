@@ -29,7 +29,7 @@ from .spikingjelly_memories import Memories, as_it_was
 from .swap import NotConvertible
 
 ITS_BACKENDS = ("torch", "cupy", "inductor")
-"""Backends of SpikingJelly's, which compute what the fused kernels do; assigning one changes nothing here."""
+"""Backends of SpikingJelly, which compute what the fused kernels do. Assigning one changes nothing here."""
 
 
 RESET_BY = ("v_threshold", "v_reset", "detach_reset", "surrogate_function")

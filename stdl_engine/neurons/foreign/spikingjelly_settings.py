@@ -1,4 +1,4 @@
-"""The settings of a fused layer as a SpikingJelly node has them, or `NotConvertible` where it has none.
+"""The settings of a fused layer, read from a SpikingJelly node; `NotConvertible` where a fused layer has no such one.
 
 With r = `v_reset` (0 for a soft reset) SpikingJelly computes
 
@@ -84,7 +84,7 @@ def surrogate(node: nn.Module) -> own.Surrogate:
 
 
 def precision(node: nn.Module) -> None:
-    """None but that of all fused layers; SpikingJelly's `precision` functions set others."""
+    """Reject a precision that SpikingJelly's `precision` functions have set."""
     if getattr(node, "_neuron_precision", None) is not None:
         raise NotConvertible("it is set to a precision of its own; fused layers keep a float32 state")
 

@@ -160,7 +160,7 @@ def unchanged_on_error(model: nn.Module) -> Iterator[None]:
 
 
 def unit_instead_of(module: nn.Module) -> str | None:
-    """For a neuron that keeps its state in a way no learning rule can use: why, and what to put in its place."""
+    """For a neuron whose state no learning rule can use: why that is, and what to put in its place."""
     file = sys.modules.get(f"{__package__}.snntorch") or _library_of(module)
     return file.unit_instead_of(module) if hasattr(file, "unit_instead_of") else None
 
@@ -171,7 +171,7 @@ def _one_line(layer: nn.Module) -> str:
 
 
 def _library_of(module: nn.Module) -> ModuleType | None:
-    """The file of the library that a neuron is of; whoever has one has imported the library, so none is for nothing."""
+    """The file that knows a neuron's library; only libraries that were imported can have made one."""
     files = dict.fromkeys(file for name, file in LIBRARIES.items() if name in sys.modules)
     libraries = (importlib.import_module(file, __package__) for file in files)
     return next((library for library in libraries if library.is_neuron(module)), None)
