@@ -10,6 +10,8 @@ from pathlib import Path
 
 UNFINISHED = ".part"
 """How the name of a file ends while it is being written."""
+RANDOM = 8
+"""Characters before that which `tempfile` draws."""
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -32,6 +34,6 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def remove_unfinished(folder: Path, name: str | None = None) -> None:
     """Remove what killed writers have left in a folder, of the file of that name or of all files; only for who knows
     that nobody is writing now."""
-    of = "*" if name is None else f"{glob.escape(name)}.*"
-    for path in folder.glob(f".{of}{UNFINISHED}"):
+    of = "*" if name is None else glob.escape(name)
+    for path in folder.glob(f".{of}.{'?' * RANDOM}{UNFINISHED}"):
         path.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ class LockedFolder:
         made: list[Path] = []
         try:
             with folder._writing():
-                made += _make(path)
+                made.extend(_make(path))
                 stack = contextlib.ExitStack()
                 stack.enter_context(_locked(path, say))
             with stack:
@@ -39,7 +39,7 @@ class LockedFolder:
                 remove_unfinished(path)
                 yield folder
         finally:
-            for parent in made:
+            for parent in reversed(made):
                 with contextlib.suppress(OSError):  # not empty: something was begun
                     parent.rmdir()
 
@@ -89,11 +89,12 @@ class LockedFolder:
             ) from error
 
 
-def _make(path: Path) -> list[Path]:
-    """Make a folder and those that it is in; gives the ones that were not there, the innermost first."""
+def _make(path: Path) -> Iterator[Path]:
+    """Make a folder and those that it is in; gives each one that was not there as soon as it is."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    return missing
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        yield folder
 
 
 @contextlib.contextmanager

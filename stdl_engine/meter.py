@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,24 +16,40 @@ class Meter:
     correct: int = 0
     samples: int = 0
     seconds: float = 0.0
+    steady_samples: int = 0
+    """Of batches whose time says how fast the training is."""
+    steady_seconds: float = 0.0
 
-    def add(self, losses: Sequence[float], correct: int, samples: int, seconds: float) -> None:
-        """One batch more."""
+    def add(self, losses: Sequence[float], correct: int, samples: int, seconds: float, steady: bool = True) -> None:
+        """One batch more; not `steady` is one whose time goes to compiling kernels or to being looked at."""
         before = self.losses or [0.0] * len(losses)
         self.losses = [total + loss * samples for total, loss in zip(before, losses, strict=True)]
         self.correct += correct
         self.samples += samples
         self.seconds += seconds
+        if steady:
+            self.steady_samples += samples
+            self.steady_seconds += seconds
 
     @property
     def summary(self) -> dict[str, Any]:
         """The epoch so far, in means; `train_loss` is that of the network's own classifier, the last."""
         losses = [loss / self.samples for loss in self.losses] or [0.0]
-        return {
+        figures = {
             "train_loss": losses[-1],
             "subnetwork_losses": losses,
             "train_accuracy": self.correct / max(self.samples, 1),
             "samples": self.samples,
             "train_seconds": self.seconds,
-            "samples_per_second": self.samples / self.seconds if self.seconds else 0.0,
+            "steady_samples": self.steady_samples,
+            "steady_seconds": self.steady_seconds,
         }
+        return figures | {"samples_per_second": speed([figures])}
+
+
+def speed(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Samples per second of the batches whose time counts; of all, where there are none of those."""
+    for samples, seconds in (("steady_samples", "steady_seconds"), ("samples", "train_seconds")):
+        if total := sum(row[seconds] for row in rows):
+            return sum(row[samples] for row in rows) / total
+    return 0.0

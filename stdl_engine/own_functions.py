@@ -14,23 +14,41 @@ from pathlib import Path
 from typing import Any
 
 
-def call_own(reference: str, **arguments: Any) -> Any:
-    """What the function that `reference` names returns for these keyword arguments."""
-    function = find_own(reference)
-    names = ", ".join(arguments)
+def call_own(reference: str, **offered: Any) -> Any:
+    """What the function that `reference` names returns for those of the keyword arguments that it takes."""
+    function, wanted = find_own(reference), parameters_of(reference)
+    for parameter in wanted or ():
+        if parameter.default is parameter.empty and parameter.name not in offered and not _gathers(parameter):
+            raise ValueError(
+                f"{reference} needs {parameter.name!r}, and is offered {', '.join(offered)}: give it a default value."
+            )
+    taken = {name: value for name, value in offered.items() if takes(wanted, name)}
     try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        raise ValueError(
-            f"{reference} is called with the keyword arguments {names}, and does not take them ({error}): add **_ to "
-            "its parameters for those that it does not need."
-        ) from error
-    except ValueError:
-        pass  # some callables written in C have no signature to look at
-    try:
-        return function(**arguments)
+        return function(**taken)
     except Exception as error:
         raise ValueError(f"{reference} raised {_told(error)}.") from error
+
+
+Parameters = list[inspect.Parameter] | None
+
+
+def parameters_of(reference: str) -> Parameters:
+    """The parameters of the function that `reference` names; None for one written in C that does not tell."""
+    try:
+        return list(inspect.signature(find_own(reference)).parameters.values())
+    except ValueError:
+        return None
+
+
+def takes(parameters: Parameters, name: str) -> bool:
+    """Whether a function with these parameters takes a keyword argument of that name."""
+    if parameters is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return True
+    return name in [parameter.name for parameter in parameters if not _gathers(parameter)]
+
+
+def _gathers(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
 
 
 def find_own(reference: str) -> Callable[..., Any]:

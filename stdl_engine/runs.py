@@ -28,6 +28,7 @@ from . import __version__, checkpoints, recipes
 from .building import build_network
 from .curves import draw
 from .locked_folder import LockedFolder
+from .meter import speed
 from .recipes import Recipe
 
 PACKAGES = ("torch", "torchvision", "triton", "numba", "numpy", "spikingjelly")
@@ -81,7 +82,7 @@ class RunFolder(LockedFolder):
 
     def write_summary(self, rows: list[dict[str, Any]], **figures: Any) -> dict[str, Any]:
         """The run in one file, once it is over."""
-        recipe, seconds, best = self.recipe, sum(row["train_seconds"] for row in rows), best_row(rows)
+        recipe, best = self.recipe, best_row(rows)
         summary = {
             "recipe": recipe.name,
             "rule": recipe.rule,
@@ -91,7 +92,7 @@ class RunFolder(LockedFolder):
             "best_epoch": best["epoch"],
             "best_chosen_on": chosen_on(rows),
             "epochs": len(rows),
-            "samples_per_second": sum(row["samples"] for row in rows) / seconds if seconds else 0.0,
+            "samples_per_second": speed(rows),
             **{name: max(row[name] for row in rows) for name in ("process_peak_bytes", "process_growth_bytes")},
             **figures,
             "commit": commit(),

@@ -13,8 +13,11 @@ from typing import Any, Self
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Stopped(Exception):
-    """A signal asked the command to stop, and it has; `exit_code` is what a shell expects then."""
+class Stopped(BaseException):
+    """A signal asked the command to stop, and it has; `exit_code` is what a shell expects then.
+
+    No `Exception`, as readers of data take every one of those for a bad sample.
+    """
 
     def __init__(self, number: int, then: str = "") -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}{then}")

@@ -36,10 +36,15 @@ SCALARS = (
 
 
 NEEDED = (
-    "epoch", "train_loss", "train_accuracy", "train_seconds", "samples", "test_accuracy", "process_peak_bytes",
-    "process_growth_bytes",
+    "epoch", "train_loss", "train_accuracy", "train_seconds", "samples", "steady_seconds", "steady_samples",
+    "test_accuracy", "process_peak_bytes", "process_growth_bytes",
 )  # fmt: skip
 """Figures of an epoch without which the run cannot be summed up."""
+
+
+UNSTEADY = 2
+"""Batches at the start of a process whose time does not count: kernels are compiled, and the second one's memory is
+followed."""
 
 
 class Diverged(ArithmeticError):
@@ -73,6 +78,7 @@ class Trainer:
                 for layer in (*subnetwork.units, *subnetwork.classifier_layers()):
                     layer.compile(dynamic=False)  # every unit has its own channels, and they never change
         self.epoch, self.batch, self.meter, self.peak_bytes = 0, 0, Meter(), 0
+        self.trained_here = 0
         self.rows: list[dict[str, Any]] = []
         self.bad_samples_named = 0
 
@@ -102,11 +108,13 @@ class Trainer:
             for x, y in self._batches():
                 try:
                     result = self._train(x, y)
+                    losses = _checked_losses(result)
                 except NotFinite as error:
-                    raise self._diverged(f"{error.what} became not finite") from error
-                losses, correct = self._checked_losses(result), (result.logits.argmax(1).cpu() == y).sum().item()
+                    raise self._diverged(error.what) from error
+                correct = (result.logits.argmax(1).cpu() == y).sum().item()
                 now = time.perf_counter()
-                self.meter.add(losses, correct, len(y), now - start)
+                self.trained_here += 1
+                self.meter.add(losses, correct, len(y), now - start, steady=self.trained_here > UNSTEADY)
                 start = now
                 self.batch += 1
                 bar.show(self.meter.summary, self.peak_bytes)
@@ -183,24 +191,17 @@ class Trainer:
     def _only_one_batch(self) -> bool:
         return self.recipe.epochs * len(self.train_batches) == 1
 
-    def _checked_losses(self, result: StepResult) -> list[float]:
-        losses = torch.stack(result.losses).tolist()
-        for number, loss in enumerate(losses, 1):
-            if not math.isfinite(loss):
-                raise self._diverged(f"the loss of subnetwork {number} became {loss}")
-        return losses
-
     def _diverged(self, what: str) -> Diverged:
         return Diverged(
-            f"{what} in epoch {self.epoch + 1}, batch {self.batch + 1}: lower --lr (it is {self.recipe.lr:g}); the "
-            f"last good checkpoint is kept in {self.folder.path}."
+            f"{what} became not finite in epoch {self.epoch + 1}, batch {self.batch + 1}: lower --lr (it is "
+            f"{self.recipe.lr:g}); the last good checkpoint is kept in {self.folder.path}."
         )
 
     def _check_weights(self) -> None:
         """Raise Diverged if a weight is no longer a number, so that no checkpoint holds it."""
         bad = [name for name, value in self.rule.model.state_dict().items() if not value.isfinite().all()]
         if bad:
-            raise self._diverged(f"{bad[0]} became not finite")
+            raise self._diverged(bad[0])
 
     def _stop_if_asked(self, saved: bool = False) -> None:
         """Save and stop if a signal has come."""
@@ -282,6 +283,15 @@ class Trainer:
             f"peak memory of a training step: predicted {predicted}, measured {measured}; of the process: {process}, "
             f"{growth} more than before the network was built"
         )
+
+
+def _checked_losses(result: StepResult) -> list[float]:
+    """The losses of the subnetworks, all of them numbers."""
+    losses = torch.stack(result.losses).tolist()
+    for number, loss in enumerate(losses, 1):
+        if not math.isfinite(loss):
+            raise NotFinite(f"the loss of subnetwork {number}", "")
+    return losses
 
 
 def _load_weights(what: str, module: nn.Module, values: dict[str, Tensor]) -> None:

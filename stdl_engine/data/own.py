@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 
-from ..own_functions import call_own, find_own
+from ..own_functions import call_own, parameters_of, takes
 from .base import BadSampleError, Dataset, MemorySource, Source
 from .items import from_pair
 
@@ -19,8 +18,12 @@ def own_dataset(reference: str, **options: Any) -> Dataset:
     """What the function returns for those of the options that it takes: a `Dataset`, or a set to train and one to test
     on, each with a length and (sample, label) by index.
     """
-    taken = _taken(reference, options)
-    found = call_own(reference, **taken)
+    parameters = parameters_of(reference)
+    for option in options:
+        if option not in ALWAYS and not takes(parameters, option):
+            names = ", ".join(parameter.name for parameter in parameters)
+            raise ValueError(f"{reference} has no option {option!r}: its options are {names or 'none'}.")
+    found = call_own(reference, **options)
     if isinstance(found, tuple | list) and len(found) == 2:
         found = from_pair(*found, reference, options["steps"], options["on_bad_sample"])
     if not isinstance(found, Dataset):
@@ -30,26 +33,6 @@ def own_dataset(reference: str, **options: Any) -> Dataset:
         )
     _check_samples(found, reference, options["steps"])
     return found
-
-
-def _taken(reference: str, options: dict[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(find_own(reference)).parameters.values()
-    for parameter in parameters:
-        if parameter.default is parameter.empty and parameter.name not in options and not _gathers(parameter):
-            raise ValueError(
-                f"{reference} needs {parameter.name!r}, and is offered {', '.join(options)}: give it a default value."
-            )
-    names = [parameter.name for parameter in parameters if not _gathers(parameter)]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return options
-    for option in options:
-        if option not in names and option not in ALWAYS:
-            raise ValueError(f"{reference} has no option {option!r}: its options are {', '.join(names) or 'none'}.")
-    return {name: value for name, value in options.items() if name in names}
-
-
-def _gathers(parameter: inspect.Parameter) -> bool:
-    return parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
 
 
 def _check_samples(data: Dataset, reference: str, steps: int) -> None:

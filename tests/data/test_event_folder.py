@@ -149,7 +149,7 @@ def test_other_orders_of_columns(tmp_path):
 
 
 def test_made_once(tree, monkeypatch):
-    (tree / ".frames_sensor.json.abc").write_text("of a writer that was killed")
+    (tree / ".frames_sensor.json.abcd1234.part").write_text("of a writer that was killed")
     first = load(tree)
     for name in event_folders.READERS:
         monkeypatch.setitem(event_folders.READERS, name, None)

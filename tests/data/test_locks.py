@@ -85,7 +85,7 @@ def test_what_a_killed_process_left_is_cleared_away(files):
     assert len(left) == 2
     assert left[0] == ".lock"
     assert left[1].endswith(".partial")
-    (folder / ".train.json.abc.part").write_text("half a manifest")
+    (folder / ".train.json.abcd1234.part").write_text("half a manifest")
     assert torch.equal(load(files).samples.float(), expected())
     assert sorted(path.name for path in folder.iterdir()) == ["train.bin", "train.json"]
 

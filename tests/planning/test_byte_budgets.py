@@ -99,6 +99,14 @@ class TestPromise:
         rule, _, peak = promised(convolutional(), SGD, 8, 2, 700_000)
         assert f"peak {peak / 1e3:.2f} kB of a budget of 700.00 kB, batch 8, 2 time steps" in str(rule.plan)
 
+    def test_the_plan_says_what_each_subnetwork_takes(self):
+        rule, _, peak = promised(convolutional(), SGD, 8, 2, 700_000)
+        heading, *lines = str(rule.plan).splitlines()
+        place = heading.index("of budget")
+        shares = [float(line[place:].rstrip("%")) for line in lines[: len(rule.plan.parts)]]
+        assert max(shares) == pytest.approx(100 * peak / 700_000, abs=0.05)
+        assert min(shares) > 0
+
     @pytest.mark.parametrize(("variant", "deepest"), [("linear", 0), ("two_layer", 1), ("conv1x1", 3)])
     def test_ablations(self, variant, deepest):
         model, x = convolutional(), torch.randn(8, *IMAGE)

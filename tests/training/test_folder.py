@@ -117,6 +117,15 @@ class TestFailedStarts:
             raise RuntimeError
         assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
 
+    def test_a_name_that_is_too_long(self, tmp_path):
+        """The folder around it can be made, and goes again."""
+        with (
+            pytest.raises(ValueError, match=r"\(File name too long\): make room or choose another folder"),
+            RunFolder.create(tmp_path / "runs" / ("x" * 300), silent),
+        ):
+            pass
+        assert list(tmp_path.iterdir()) == []
+
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
     def test_a_folder_without_permission(self, tmp_path):
         tmp_path.chmod(0o500)
@@ -137,14 +146,14 @@ class TestFailedStarts:
 
 
 def test_what_killed_writers_left_is_removed(tmp_path):
-    left = [tmp_path / ".metrics.jsonl.abc12345.part", tmp_path / ".checkpoint-000001-00.pt.xyz.part"]
-    mine = tmp_path / ".hidden"
-    for path in (*left, mine):
+    left = [tmp_path / ".metrics.jsonl.abc12345.part", tmp_path / ".checkpoint-000001-00.pt._xyz0000.part"]
+    others = [tmp_path / ".hidden", tmp_path / ".film.part", tmp_path / "film.12345678.part"]
+    for path in (*left, *others):
         path.write_text("half")
     with RunFolder.create(tmp_path, silent):
         pass
     assert not any(path.exists() for path in left)
-    assert mine.exists()
+    assert all(path.exists() for path in others)
 
 
 def test_a_writer_that_is_killed_leaves_what_remove_unfinished_knows(tmp_path, monkeypatch):

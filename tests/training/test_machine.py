@@ -155,4 +155,5 @@ class TestDiverging:
 
         _, state, _ = checkpoints.load_last(tmp_path / "run")
         assert all(value.isfinite().all() for value in state["rule"]["model"].values())
-        assert "the last good checkpoint is kept in" in complaints
+        assert re.search(r"became not finite in epoch \d+, batch \d+: lower --lr \(it is 1e\+30\); ", complaints)
+        assert f"the last good checkpoint is kept in {tmp_path / 'run'}." in complaints

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from stdl_engine.building import build_network, placed
 from stdl_engine.data import Batches, load_dataset
-from stdl_engine.meter import Meter
+from stdl_engine.meter import Meter, speed
 from stdl_engine.neurons import Neuron
 from stdl_engine.planning.budgets import format_bytes
 from stdl_engine.recipes import RECIPES
@@ -161,3 +161,21 @@ def test_meter():
     assert summary["train_loss"] == 2.5
     assert (summary["train_accuracy"], summary["samples_per_second"]) == (14 / 16, 8.0)
     assert Meter().summary["train_loss"] == 0.0
+
+
+def test_speed_is_that_of_steady_batches():
+    """The first batches compile kernels: in a comparison the first rule would pay for all."""
+    meter = Meter()
+    meter.add([1.0], correct=0, samples=10, seconds=9.0, steady=False)
+    assert meter.summary["samples_per_second"] == 10 / 9  # for want of others
+    meter.add([1.0], correct=0, samples=10, seconds=1.0)
+    meter.add([1.0], correct=0, samples=10, seconds=3.0)
+    assert meter.summary["samples_per_second"] == 5.0
+    assert meter.summary["train_seconds"] == 13.0
+    assert speed([meter.summary, meter.summary]) == 5.0
+    assert speed([]) == 0.0
+
+
+def test_the_first_two_batches_of_a_process_are_not_steady(run):
+    _, rows, _ = run
+    assert [(row["samples"], row["steady_samples"]) for row in rows] == [(48, 16), (48, 48)]

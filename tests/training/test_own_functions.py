@@ -1,13 +1,15 @@
 """Models and data of the user's own, by the name of a function, from the command line."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import stdl_engine
-from stdl_engine import FusedLIF, evaluate, plan
+from stdl_engine import FusedLIF, checkpoints, evaluate, plan
 from stdl_engine.own_functions import call_own, find_own
 from stdl_engine.train import main
 
@@ -20,7 +22,7 @@ from stdl_engine.units import ConvUnit, Head
 
 number = 3
 
-def network(in_shape, num_classes, make_neuron, width, **_):
+def network(in_shape, num_classes, make_neuron, width):
     channels = max(2, round(16 * width))
     return nn.Sequential(
         ConvUnit(in_shape[0], channels, make_neuron), ConvUnit(channels, channels, make_neuron, conv_stride=2),
@@ -37,7 +39,12 @@ def stripes(root, steps, **_):
         return MemorySource(samples=x, labels=y, prepare=Preparation())
     return Dataset(name="stripes", num_classes=2, in_shape=(1, 6, 6), train=source(48), test=source(16))
 
-def few(in_shape): return None
+def spoilt(**options):
+    data = stripes(**options)
+    data.train.samples[7, 0, 3, 3] = float("nan")
+    return data
+
+def few(layers): return None
 def no_model(**_): return nn.Linear(3, 3)
 def other_classes(in_shape, make_neuron, **_): return nn.Sequential(ConvUnit(in_shape[0], 4, make_neuron), Head(4, 7))
 def no_data(**_): return [1, 2, 3]
@@ -95,7 +102,7 @@ def test_a_function_inside_a_class(here):
         (["--model", "broken:network"], "importing broken for broken:network raised SyntaxError"),
         (["--model", "needs:network"], "importing needs for needs:network raised ModuleNotFoundError: No module named "
                                        "'a_library_that_nobody_has' (needs.py, line 1)"),
-        (["--model", "strangers:few"], "strangers:few is called with the keyword arguments make_neuron, in_shape, "),
+        (["--model", "strangers:few"], "strangers:few needs 'layers', and is offered make_neuron, in_shape, "),
         (["--model", "strangers:no_model"], "no_model returned what cannot be trained: the model is a Linear"),
         (["--model", "strangers:other_classes"], "returned a network for 7 classes, and there are 2"),
         (["--model", "strangers:fails"], "strangers:fails raised KeyError: 'weights.pt' (strangers.py, line "),
@@ -112,6 +119,16 @@ def test_one_sentence(here, capsys, options, says):
     assert not (here / "run").exists()
 
 
+def test_one_value_that_is_no_number(here, capsys):
+    """Spikes would hide it from every loss; the run stops before a weight has it."""
+    settings = ["digits", *OWN, *QUICK, "--dataset", "strangers:spoilt", "--epochs", "1"]
+    assert main([*settings, "--out", "run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the input has values that are not finite numbers (NaN or infinite): replace them." in line
+    _, state, _ = checkpoints.load_last(here / "run")
+    assert all(value.isfinite().all() for value in state["rule"]["model"].values())
+
+
 def test_a_module_that_has_gone(here, capsys):
     """Resume and evaluate in another folder say where they looked."""
     assert main(["digits", *OWN, *QUICK, "--epochs", "1", "--out", "run"]) == 0
@@ -123,6 +140,16 @@ def test_a_module_that_has_gone(here, capsys):
         assert f"there is no module strangers for strangers:network: modules are looked for in {here}" in (
             capsys.readouterr().err
         )
+
+
+def test_the_example_of_the_docs(here, capsys):
+    """As it stands there, by the command that stands there."""
+    page = (Path(stdl_engine.__file__).parent.parent / "docs" / "training.md").read_text()
+    (code,) = re.findall(r"```python\n(# mine\.py\n.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"python -m stdl_engine\.train (.*mine:network.*)", page)
+    (here / "mine.py").write_text(code)
+    assert main([*command.split(), "--out", "run"]) == 0
+    assert json.loads((here / "run" / "summary.json").read_text())["test_accuracy"] > 0.9
 
 
 def test_options_reach_the_function(here):

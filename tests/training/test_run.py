@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,6 +92,54 @@ def test_events(train, tmp_path):
     settings = ["--epochs", 1, "--width", 0.0625, "--batch-size", 500, "--steps", 2, "--out", tmp_path / "run"]
     code, _, complaints = train(*settings, recipe="digits-events", quick=False)
     assert (code, complaints) == (0, "")
+
+
+def write_recordings(root):
+    """Events of two classes, which lie in the left or in the right half of a sensor of 16 × 12 pixels."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", 8), ("test", 4)):
+        for label, name in enumerate(("left", "right")):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                x, y = random.integers(0, 8, 200) + 8 * label, random.integers(0, 12, 200)
+                t, p = np.sort(random.integers(0, 10_000, 200)), random.integers(0, 2, 200)
+                np.save(folder / f"{number}.npy", np.stack([x, y, t, p], 1))
+
+
+def test_recordings_of_ones_own(train, tmp_path, capsys):
+    """Classes and sensor are the data's; what only recordings have reaches them, and is part of the run."""
+    write_recordings(tmp_path / "camera")
+    own = ["--dataset", "event-folder", "--data", tmp_path / "camera", "--columns", "xytp"]
+    settings = [*own, "--batch-size", 4, "--epochs", 1, "--split-by", "time", "--budget", 1]
+    code, _, complaints = train(*settings, "--sensor", "18x12", "--out", tmp_path / "run")
+    assert (code, complaints) == (0, "")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["in_shape"], config["num_classes"], config["events"]) == ([2, 12, 18], 2, True)
+    assert (config["split_by"], config["sensor"], config["columns"]) == ("time", "18x12", "xytp")
+    assert (tmp_path / "camera" / "frames_T2_by_time").is_dir()
+    assert evaluate.main([str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 8
+    for options, says in (
+        (["--sensor", "10x12"], "outside 10 × 12 pixels"),
+        (["--sensor", "wide"], "sensor is 'wide': write its width and height"),
+        (["--split-by", "size"], "invalid choice"),
+        (["--columns", "abcd"], "columns is 'abcd': write t, x, y and p"),
+        (["--size", 8], "event-folder has no option 'size'"),
+    ):
+        code, _, complaints = train(*settings, *options, "--out", tmp_path / "other")
+        assert code == 2
+        assert says in complaints
+        assert len(complaints.splitlines()) == 1
+
+
+def test_frames_of_ones_own(train, tmp_path):
+    x, y = np.random.default_rng(0).poisson(0.3, (32, 2, 2, 8, 8)).astype(np.uint8), np.arange(32) % 2
+    np.savez(tmp_path / "frames.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    code, _, complaints = train("--data", tmp_path / "frames.npz", "--epochs", 1, "--out", tmp_path / "run")
+    assert (code, complaints) == (0, "")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["in_shape"], config["num_classes"], config["events"]) == ([2, 8, 8], 2, True)
 
 
 class TestAfterwards:

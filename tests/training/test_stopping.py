@@ -8,7 +8,10 @@ import pytest
 
 from stdl_engine import plan as plan_command
 from stdl_engine import train as train_command
+from stdl_engine.data import event_folders
 from stdl_engine.stopping import SIGNALS, Stopped, StopSignals
+
+from .test_run import write_recordings
 
 
 def send(number):
@@ -67,6 +70,27 @@ def test_while_a_run_is_prepared(train, tmp_path, monkeypatch, where, number):
     assert code == 128 + number
     assert complaints == f"stdl_engine.train: stopped by {number.name}\n"
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_while_a_recording_is_read(train, tmp_path, monkeypatch, number):
+    """A signal is no bad sample, not even where those are left out."""
+    write_recordings(tmp_path / "camera")
+    monkeypatch.setitem(event_folders.READERS, ".npy", lambda path, columns: send(number))
+    own = ["--dataset", "event-folder", "--data", tmp_path / "camera", "--on-bad-sample", "skip"]
+    code, _, complaints = train(*own, "--epochs", 1, "--out", tmp_path / "run")
+    assert code == 128 + number
+    assert complaints == f"stdl_engine.train: stopped by {number.name}\n"
+    assert sorted(path.name for path in (tmp_path / "camera").iterdir()) == ["test", "train"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_while_a_function_of_ones_own_runs(train, tmp_path, monkeypatch):
+    (tmp_path / "slow_module.py").write_text("import os, signal\ndef load(): os.kill(os.getpid(), signal.SIGINT)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, complaints = train("--dataset", "slow_module:load", "--epochs", 1, "--out", tmp_path / "run")
+    assert (code, complaints) == (130, "stdl_engine.train: stopped by SIGINT\n")
 
 
 def test_while_planning(capsys, monkeypatch):
