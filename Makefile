@@ -6,11 +6,20 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WHEEL_VENV := .venv-wheel
 WHEEL_PIP := $(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check --quiet
 CODE := kernels stdl_engine bench examples tests
+# A run that takes too long is interrupted, and so prints what failed and what was still running; then it is killed.
+WATCHDOG := timeout --foreground --signal=INT --kill-after=60
+# worksteal, not loadfile or loadscope: those give a test that killed its worker to the next one, and may then wait for ever.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: help setup test test-wheel lint format bench bench-full bench-compare demo clean
+# As on a CPU with AVX2 and no AVX-512: oneDNN's kernels, PyTorch's own, and what LLVM compiles for numba.
+AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=
+# Threads of each of the processes that test-avx2 runs side by side; those of `make test` have one.
+THREADS := 2
+
+.PHONY: help setup test test-avx2 test-wheel lint format bench bench-full bench-compare demo clean
 
 help:  ## list the commands
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 setup: $(VENV)/ready  ## build .venv (quick when nothing changed)
 
@@ -26,11 +35,17 @@ $(VENV)/ready-bench: $(VENV)/ready
 	@touch $@
 
 test: setup  ## run the tests
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(WATCHDOG) 30m $(BIN)/python -m pytest $(PARALLEL)
+
+test-avx2: setup  ## run the tests of kernels, rules and memory as on a CPU without AVX-512, with two threads
+	$(AVX2) OMP_NUM_THREADS=$(THREADS) $(WATCHDOG) 30m $(BIN)/python -m pytest $(PARALLEL) tests/kernels tests/rules tests/memory
 
 test-wheel: setup  ## build the wheel, install it into a clean environment, and use it in an empty folder
 	rm -rf build dist $(WHEEL_VENV)
 	$(PIP) wheel --no-deps --wheel-dir dist .
+	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' > dist/sdist.log
+	$(PIP) wheel --no-deps --wheel-dir dist/again "$$(ls dist/*.tar.gz)"
+	$(BIN)/python tests/installed.py same dist/*.whl dist/again/*.whl
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_PIP) install --constraint constraints.txt "$$(ls dist/*.whl)"
 	$(WHEEL_VENV)/bin/python tests/installed.py core

@@ -20,6 +20,9 @@ from stdl_engine.memory.tracker import Tracker
 
 from .peers import DECAY, THRESHOLD
 
+FEWEST_CHANNELS = 8
+"""Of the input of a strided 1×1 convolution, which ours never calls and SpikingJelly's layers do."""
+
 
 class ConvUnit(nn.Module):
     """conv - batch norm - neuron."""
@@ -97,6 +100,12 @@ def resnet18(mode: str, *, online: bool = False, width: float = 1.0, num_classes
         return lif(mode, online)
 
     channels = [max(1, round(stage * width)) for stage in (64, 128, 256, 512)]
+    if channels[0] < FEWEST_CHANNELS:
+        raise ValueError(
+            f"width {width:g} gives SpikingJelly's network {channels[0]} channels: below {FEWEST_CHANNELS}, PyTorch's "
+            "weight gradient of its strided 1×1 convolutions corrupts memory on some CPUs (docs/cpus.md). Take width "
+            f"{FEWEST_CHANNELS / 64:g} or more."
+        )
     units: list[nn.Module] = [ConvUnit(3, channels[0], make_neuron, mode)]
     before = channels[0]
     for number, out in enumerate(channels):

@@ -27,18 +27,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import rich
 import triton
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 
+from ..extras import extra
 from . import dispatch
 from .alif import triton as alif
 from .lif import triton as lif
 from .triton_tile import BLOCK, THREADS, surrogate
+
+with extra("train", __name__):
+    import rich
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

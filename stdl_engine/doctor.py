@@ -4,12 +4,14 @@ compare with the reference, and which optional libraries are there.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +21,15 @@ from .extras import EXTRAS, PACKAGES
 from .kernels import dispatch
 from .kernels.bits import reference as bits_reference
 from .kernels.bits import unpack
-from .kernels.cpu_threads import thread_pool
+from .kernels.cpu_threads import compile_kernel, enlist, run_on, thread_pool
 from .kernels.spike_conv import spike_conv, spike_conv_weight_gradient
 from .neurons import NEURONS, Neuron
 
 CORE = ("torch", "triton", "numpy", "numba", "llvmlite")
 VECTOR_FEATURES = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "amx_tile", "neon", "sve")
 SETTINGS = (
-    "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME", "TRITON_INTERPRET",
-    "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "LD_PRELOAD",
+    "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES",
+    "TRITON_INTERPRET", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "LD_PRELOAD",
 )  # fmt: skip
 """Variables of the environment that change what runs or how much memory it takes."""
 TOLERANCE = 1e-5
@@ -63,7 +65,7 @@ def main() -> int:
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    yield "stdl-engine", __version__
+    yield "stdl-engine", f"{__version__} in {Path(__file__).parent}"
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     for package in CORE:
         yield package, installed(package) or "missing"
@@ -79,7 +81,23 @@ def cpu() -> Iterator[tuple[str, str]]:
     yield "vector features", " ".join(f for f in VECTOR_FEATURES if f in flags or f.replace("_", "") in flags) or "none"
     yield "torch uses", torch.backends.cpu.get_cpu_capability()
     yield "LLVM targets", os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
-    yield "threads", f"{torch.get_num_threads()}, of {thread_pool()}"
+    yield "backend", dispatch.choose("auto", torch.device("cpu"))
+    yield "threads", f"{threads_that_run()} of {torch.get_num_threads()} ran a kernel ({thread_pool()})"
+
+
+class _Enlisted(ctypes.Structure):
+    _fields_ = (("ticket", ctypes.c_int64), ("worker", ctypes.c_int64))
+
+
+def threads_that_run() -> int:
+    """How many threads take part where a kernel is given all that torch has."""
+
+    def body(p):
+        enlist(p)
+
+    record = _Enlisted()
+    run_on(torch.get_num_threads(), compile_kernel(body, _Enlisted), record)
+    return record.worker
 
 
 def cpu_model() -> str:
@@ -94,7 +112,10 @@ def cpu_model() -> str:
 
 def gpu() -> Iterator[tuple[str, str]]:
     if not torch.cuda.is_available():
-        yield "devices", "none: kernels run on the CPU (backend cpu)"
+        yield "devices", "none"
+        interpreter = "Triton's interpreter, for backend \"triton\" on CPU tensors"
+        compiler = "none; python -m stdl_engine.kernels.inspect compiles the kernels without a GPU"
+        yield "Triton target", interpreter if dispatch.interpreting() else compiler
         return
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .extras import extra
+from .extras import MissingExtra, extra
 
 with extra("train", __name__):
     import tyro
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = tyro.cli(Options, args=arguments, prog="python -m stdl_engine.evaluate", description=__doc__)
     try:
         found = evaluate(options)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MissingExtra) as error:
         print(f"stdl_engine.evaluate: {error}", file=sys.stderr)
         return 2
     if options.json:

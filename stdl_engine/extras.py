@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 EXTRAS = {
-    "train": ("torchvision", "spikingjelly", "sklearn", "rich", "tyro", "tensorboard", "matplotlib", "PIL"),
+    "train": ("torchvision", "spikingjelly", "sklearn", "h5py", "rich", "tyro", "tensorboard", "matplotlib", "PIL"),
     "convert": ("spikingjelly", "snntorch"),
+    "events": ("lz4", "zstandard"),
     "bench": ("snntorch", "norse", "sinabs"),
 }
 """Modules that each extra of pyproject.toml brings."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .extras import extra
+from .extras import MissingExtra, extra
 
 with extra("train", __name__):
     import tyro
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
             compare(options.recipe, rules, options.out or new_folder(options.recipe, "compare"), train, console)
         else:
             train(options.recipe, options.out or new_folder(options.recipe, options.recipe.rule), console)
-    except (ValueError, TypeError, OSError, Diverged) as error:
+    except (ValueError, TypeError, OSError, MissingExtra, Diverged) as error:
         print(f"stdl_engine.train: {error}", file=sys.stderr)
         return 2
     except Interrupted as error:

@@ -12,6 +12,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import pytest
 import torch
 
+from .unfinished import (  # noqa: F401 - pytest finds hooks by their names
+    pytest_runtest_logfinish,
+    pytest_runtest_logreport,
+    pytest_runtest_logstart,
+    pytest_terminal_summary,
+)
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stdl_engine import doctor
+from stdl_engine.kernels import cpu_threads
 from stdl_engine.kernels.lif import cpu
 
 
@@ -18,6 +19,26 @@ def test_report(capsys):
         assert word in printed
     assert "all kernels agree." in printed
     assert "FAILED" not in printed
+
+
+@pytest.mark.parametrize("pool", ["torch's OpenMP", "Python (torch's OpenMP library was not found)"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_are_those_that_ran(threads, pool, monkeypatch):
+    before = torch.get_num_threads()
+    if pool.startswith("Python"):
+        monkeypatch.setattr(cpu_threads, "_torch_openmp", lambda: None)
+    try:
+        torch.set_num_threads(threads)
+        assert dict(doctor.cpu())["threads"] == f"{threads} of {threads} ran a kernel ({pool})"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_says_where_triton_kernels_run(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for interprets, answer in ((True, "Triton's interpreter"), (False, "none; python -m stdl_engine.kernels.inspect")):
+        monkeypatch.setattr(doctor.dispatch, "interpreting", lambda interprets=interprets: interprets)
+        assert dict(doctor.gpu())["Triton target"].startswith(answer)
 
 
 def test_a_kernel_that_is_wrong_is_named(capsys, monkeypatch):

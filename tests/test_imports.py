@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (
-    "extras", "files", "kernels", "neurons", "memory", "units", "models", "convert", "planning", "stream", "rules",
-    "data", "recipes",
+    "extras", "files", "own_functions", "kernels", "neurons", "memory", "units", "models", "convert", "planning",
+    "stream", "rules", "data", "recipes",
 )  # fmt: skip
 """From the ground up; what is not named is the top: commands and what only they use."""
 TOP = "(commands)"

@@ -1,15 +1,15 @@
-"""Your own arrays: images and labels in one .npz file."""
+"""Your own arrays: images or sequences of frames, and labels, in one .npz file."""
 
 from __future__ import annotations
 
-import zipfile
-import zlib
+import functools
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .archives import read_npz, reason_of
 from .base import Dataset, MemorySource
 from .prepare import Preparation, check_augment, cifar_preparation
 
@@ -23,26 +23,33 @@ CHANNELS = (1, 2, 3, 4)
 
 def npz(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper") -> Dataset:
     """The arrays x_train, y_train, x_test and y_test of the file `root`: images [N, H, W, C], [N, C, H, W] or
-    [N, H, W], labels 0 to n-1. Normalised by the training images' mean and deviation per channel.
+    [N, H, W], or sequences of frames of events [N, T, C, H, W], and labels 0 to n-1. Images are normalised by the
+    training images' mean and deviation per channel, events are not. There must be as many frames as time steps.
 
-    Augmentation "paper" is CIFAR's and wants 3 channels of bytes; "light" crops and flips images of 28 pixels or more.
+    Augmentation "paper" is CIFAR's and wants 3 channels of bytes, and leaves events as they are; "light" crops and
+    flips images and sequences of 28 pixels or more.
     """
     check_augment(augment)
     arrays = _read(root)
-    x_train, x_test = (_images(arrays[key], key, root) for key in ("x_train", "x_test"))
+    events = arrays["x_train"].ndim == 5
+    convert = functools.partial(_sequences, steps=steps) if events else _images
+    x_train, x_test = (convert(arrays[key], key, root) for key in ("x_train", "x_test"))
     y_train, y_test = (_labels(arrays, key, root) for key in ("y_train", "y_test"))
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
         raise ValueError(
             f"{root}: x_train has images of {_describe(x_train.shape[1:], x_train.dtype)} and x_test of "
             f"{_describe(x_test.shape[1:], x_test.dtype)}: make them alike."
         )
-    classes = _classes(y_train, y_test, root)
-    mean, std = channel_statistics(x_train)
-    prepare = preparation_of(augment, x_train.shape[1:], x_train.dtype, mean, std)
+    classes = count_classes(y_train, y_test, root, ("y_train", "y_test"))
+    if events:
+        prepare = event_preparation(augment, x_train.shape[-1])
+    else:
+        prepare = preparation_of(augment, x_train.shape[1:], x_train.dtype, *channel_statistics(x_train))
     return Dataset(
         name=root.stem,
         num_classes=classes,
-        in_shape=tuple(x_train.shape[1:]),
+        in_shape=tuple(x_train.shape[-3:]),
+        events=events,
         train=MemorySource(samples=x_train, labels=y_train, prepare=prepare),
         test=MemorySource(samples=x_test, labels=y_test, prepare=prepare),
     )
@@ -59,6 +66,11 @@ def preparation_of(
             f'{_describe(shape, dtype)}: choose "light" or "none".'
         )
     return cifar_preparation(augment if augmentable else "none", mean, std)
+
+
+def event_preparation(augment: str, width: int) -> Preparation:
+    """How sequences of this width are prepared: as they are, or with "light" shifted and mirrored as a whole."""
+    return Preparation(pad=4, flip=True) if augment == "light" and width >= SMALLEST else Preparation()
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -83,15 +95,16 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         raise FileNotFoundError(
             f"there is no file {path}: pass an .npz file with the arrays {', '.join(KEYS)} as the root."
         )
+    found: list[str] = []
+
+    def wanted(names: list[str]) -> list[str]:
+        found.extend(names)
+        return [key for key in KEYS if key in names]
+
     try:
-        file = np.load(path, allow_pickle=False)
-        if isinstance(file, np.ndarray):
-            raise ValueError("it is a single array")
-        with file:
-            found = list(file.files)
-            arrays = {key: file[key] for key in KEYS if key in found}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read as .npz ({error}): save it again with np.savez.") from error
+        arrays = read_npz(path, wanted)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as .npz ({reason_of(error)}): save it again with np.savez.") from error
     missing = [key for key in KEYS if key not in arrays]
     if missing:
         raise ValueError(
@@ -116,8 +129,33 @@ def _images(array: np.ndarray, key: str, path: Path) -> Tensor:
     if images.is_floating_point():
         images = images.float()
         if not images.isfinite().all():
-            raise ValueError(f"{path}: {key} has values that are not finite: replace them.")
+            raise ValueError(f"{path}: {key} has values that are not finite in float32: replace them.")
     return images
+
+
+def _sequences(array: np.ndarray, key: str, path: Path, steps: int) -> Tensor:
+    """[N, T, C, H, W]; bytes stay bytes, other whole numbers become int32 and floats float32."""
+    if array.ndim != 5 or array.shape[2] not in CHANNELS or 0 in array.shape:
+        raise ValueError(
+            f"{path}: {key} has shape {array.shape}: store events as [N, T, C, H, W] with C from 1 to 4, both to train "
+            "and to test on."
+        )
+    if array.shape[1] != steps:
+        raise ValueError(
+            f"{path}: {key} has {array.shape[1]} frames a sample and steps is {steps}: set steps to {array.shape[1]}, "
+            "or add up frames before they are saved."
+        )
+    if array.dtype.kind not in "buif":
+        raise ValueError(f"{path}: {key} has dtype {array.dtype}: store events as uint8, int32 or float32.")
+    if array.dtype.kind == "f":
+        frames = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+        if not frames.isfinite().all():
+            raise ValueError(f"{path}: {key} has values that are not finite in float32: replace them.")
+        return frames
+    if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
+        raise ValueError(f"{path}: {key} has counts from {array.min()} to {array.max()}: store counts of events.")
+    whole = np.uint8 if array.dtype.kind == "b" or array.dtype == np.uint8 else np.int32
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=whole))
 
 
 def _labels(arrays: dict[str, np.ndarray], key: str, path: Path) -> Tensor:
@@ -129,22 +167,26 @@ def _labels(arrays: dict[str, np.ndarray], key: str, path: Path) -> Tensor:
             f"{path}: {key} has shape {arrays[key].shape} and dtype {labels.dtype}: store one whole number a sample."
         )
     if len(labels) != len(images):
-        raise ValueError(f"{path}: {key} has {len(labels)} labels for {len(images)} images: store one for each.")
+        raise ValueError(f"{path}: {key} has {len(labels)} labels for {len(images)} samples: store one for each.")
     return torch.from_numpy(labels.astype(np.int64))
 
 
-def _classes(train: Tensor, test: Tensor, path: Path) -> int:
+def count_classes(train: Tensor, test: Tensor, where: str | Path, names: tuple[str, str]) -> int:
     """How many there are: every class from 0 up must occur in training, and only those in the test set."""
     found = train.unique()
+    if len(found) == 1:
+        raise ValueError(
+            f"{where}: {names[0]} has the single label {found[0]}: a network needs two or more to tell apart."
+        )
     if found[0] < 0 or found[-1] != len(found) - 1:
         raise ValueError(
-            f"{path}: y_train has {len(found)} different labels from {found[0]} to {found[-1]}: number the classes "
+            f"{where}: {names[0]} has {len(found)} different labels from {found[0]} to {found[-1]}: number the classes "
             "from 0 up without gaps."
         )
     if test.min() < 0 or test.max() >= len(found):
         raise ValueError(
-            f"{path}: y_test has labels from {test.min()} to {test.max()} and y_train {len(found)} classes: test on "
-            f"labels from 0 to {len(found) - 1}."
+            f"{where}: {names[1]} has labels from {test.min()} to {test.max()} and {names[0]} {len(found)} classes: "
+            f"test on labels from 0 to {len(found) - 1}."
         )
     return len(found)
 

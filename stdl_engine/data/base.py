@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from ..extras import MissingExtra
+from .archives import reason_of
 from .prepare import Preparation
 
 Read = TypeVar("Read")
@@ -21,18 +24,35 @@ ON_BAD_SAMPLE = ("stop", "skip")
 
 
 class BadSampleError(ValueError):
-    """A file of a dataset that cannot be read, and why."""
+    """A file of a dataset, or an item of a user's own set by its name, that cannot be read, and why."""
 
-    def __init__(self, path: Path, reason: str) -> None:
+    def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(path, reason)
         self.path = path
         self.reason = reason
 
     def __str__(self) -> str:
         return (
-            f"the sample {self.path} cannot be read ({self.reason}): replace the file, or leave such files out with "
-            'on_bad_sample="skip".'
+            f"the sample {printable(self.path)} cannot be read ({self.reason}): replace the file, or leave such files "
+            'out with on_bad_sample="skip".'
         )
+
+
+@runtime_checkable
+class Source(Protocol):
+    """What a training or test set is: labelled samples that `Batches` makes batches of."""
+
+    prepare: Preparation
+    bad_samples: tuple[Path | str, ...]
+
+    @property
+    def labels(self) -> Tensor:
+        """[N], int64."""
+
+    def __len__(self) -> int: ...
+
+    def only(self, indices: Tensor) -> Source:
+        """The source of these samples alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +64,32 @@ class MemorySource:
     labels: Tensor
     """[N], int64."""
     prepare: Preparation
+    rows: Tensor | None = None
+    """Where in `samples` these are, for a part that shares them with another; by default all of them, in order."""
     bad_samples: tuple[Path, ...] = ()
     """Files that were left out because they could not be read."""
+
+    def __post_init__(self) -> None:
+        samples, labels = self.samples, self.labels
+        if not isinstance(samples, Tensor) or samples.ndim not in (4, 5):
+            raise ValueError(f"the samples are {_told(samples)}: give a tensor [N, C, H, W] or [N, T, C, H, W].")
+        if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.dtype != torch.int64:
+            raise ValueError(f"the labels are {_told(labels)}: give a tensor [N] of torch.int64.")
+        if self.rows is None and len(samples) != len(labels):
+            raise ValueError(f"there are {len(labels)} labels for {len(samples)} samples: give one for each.")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """The samples at `indices`, augmented if there is a generator to do it with."""
-        return self.prepare(self.samples[indices], generator), self.labels[indices]
+        rows = indices if self.rows is None else self.rows[indices]
+        return self.prepare(self.samples[rows], generator), self.labels[indices]
+
+    def only(self, indices: Tensor) -> MemorySource:
+        """The source of these samples alone, which stay where they are."""
+        rows = indices if self.rows is None else self.rows[indices]
+        return replace(self, labels=self.labels[indices], rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +113,15 @@ class FileSource:
     def __len__(self) -> int:
         return len(self.files)
 
+    @property
+    def labels(self) -> Tensor:
+        """[N], int64."""
+        return torch.tensor([label for _, label in self.files], dtype=torch.int64)
+
+    def only(self, indices: Tensor) -> FileSource:
+        """The source of these samples alone."""
+        return replace(self, files=[self.files[index] for index in indices.tolist()])
+
     def sample(self, index: int, generator: torch.Generator | None) -> tuple[Tensor, int]:
         """One prepared sample and its label, augmented if there is a generator to do it with."""
         path, label = self.files[index]
@@ -96,24 +142,50 @@ class Dataset:
     """Channels, height and width of one sample, or of one frame of it."""
     events: bool = False
     """Whether a sample is a sequence of T frames of events, or one image shown T times."""
-    train: MemorySource | FileSource
-    test: MemorySource | FileSource
+    train: Source
+    test: Source
 
     def __post_init__(self) -> None:
+        if not _whole(self.num_classes) or self.num_classes < 2:
+            raise ValueError(f"{self.name} has {self.num_classes!r} classes: a network needs two or more.")
+        if len(tuple(self.in_shape)) != 3 or not all(_whole(side) and side > 0 for side in self.in_shape):
+            raise ValueError(f"{self.name} has the in_shape {self.in_shape!r}: give channels, height and width.")
         for split, source in (("training", self.train), ("test", self.test)):
+            if not isinstance(source, Source):
+                raise ValueError(
+                    f"the {split} set of {self.name} is a {type(source).__name__}: give a MemorySource or a FileSource."
+                )
             if len(source) == 0:
                 raise ValueError(f"the {split} set of {self.name} is empty: it needs at least one readable sample.")
+            labels = source.labels
+            if labels.min() < 0 or labels.max() >= self.num_classes:
+                raise ValueError(
+                    f"the {split} set of {self.name} has labels from {labels.min()} to {labels.max()}, and there are "
+                    f"{self.num_classes} classes: number them from 0 to {self.num_classes - 1}."
+                )
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _told(value: object) -> str:
+    return f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def printable(path: Path | str) -> str:
+    """A path as text: the name of a file need not be any, and a message must."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def read_checked(read: Callable[[Path], Read], path: Path) -> Read:
     """What `read` gives for the file, every failure of it as a `BadSampleError`."""
     try:
         return read(path)
-    except MemoryError:
+    except (MemoryError, MissingExtra):
         raise  # says nothing about the file
     except Exception as error:  # decoders raise whatever they like at a broken file
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise BadSampleError(path, reason) from error
+        raise BadSampleError(path, reason_of(error)) from error
 
 
 def check_on_bad_sample(choice: str) -> None:

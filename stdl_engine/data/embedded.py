@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .base import Dataset, MemorySource
-from .frames import integrate
+from .frames import check_frames_fit, integrate
 from .prepare import Preparation, check_augment
 
 TEST = 297
@@ -40,6 +40,7 @@ def digits_events(
     """
     check_augment(augment)
     images, labels, test = _digits(size)
+    check_frames_fit(steps * len(images), size, size)
     frames = _record(images[:, 0], steps)
     prepare = Preparation(pad=0 if augment == "none" else 1)
     train, held_out = (

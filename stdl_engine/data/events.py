@@ -1,4 +1,6 @@
-"""Datasets of event cameras, as T frames of equally many events. Counts are not normalised."""
+"""Datasets of event cameras, as T frames of equally many events, or with split_by="time" of equal duration. Counts are
+not normalised.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +8,53 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from .base import Dataset, FileSource, MemorySource
-from .cache import cached_frames
+from .base import Dataset, FileSource
+from .cache import FrameCache
 from .files import Files, find_home, list_files, require, require_same_classes
+from .frames import check_split
 from .jelly import build_frames, prepare_recordings, read_frames
 from .prepare import Preparation, check_augment
 from .recordings import Events, read_bin, read_text
 
 
-def n_mnist(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper") -> Dataset:
+def n_mnist(
+    *, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper", split_by: str = "number"
+) -> Dataset:
     """N-MNIST: 60,000 and 10,000 recordings of 34 × 34 of the digits. No augmentation, whatever `augment` says."""
     check_augment(augment)
     home = find_home(root, "n-mnist", "Train")
     page = "https://www.garrickorchard.com/datasets/n-mnist"
     require(home, ["Train", "Test"], "N-MNIST", page, "Train/<digit>/*.bin and Test/<digit>/*.bin")
-    return _recorded("n-mnist", home, ("Train", "Test"), 10, ".bin", read_bin, (steps, 34, 34), on_bad_sample)
+    cache = _cache(home, read_bin, (steps, 34, 34), split_by, on_bad_sample)
+    return _recorded("n-mnist", cache, ("Train", "Test"), 10, ".bin")
 
 
-def gait_day_dvs(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper") -> Dataset:
+def gait_day_dvs(
+    *, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper", split_by: str = "number"
+) -> Dataset:
     """GAIT-DAY-DVS: 2000 and 2000 recordings of 128 × 128 of 20 people walking. No augmentation, as in the paper."""
     check_augment(augment)
     home = root / "DVS128-Gait-Day"
     page = "https://github.com/zhangxiann/TPAMI_Gait_Identification"
     require(home, ["origin/train", "origin/test"], "GAIT-DAY-DVS", page, "origin/{train,test}/<0 to 19>/*.txt")
-    splits = ("origin/train", "origin/test")
-    return _recorded("gait-day-dvs", home, splits, 20, ".txt", read_text, (steps, 128, 128), on_bad_sample)
+    cache = _cache(home, read_text, (steps, 128, 128), split_by, on_bad_sample)
+    return _recorded("gait-day-dvs", cache, ("origin/train", "origin/test"), 20, ".txt")
 
 
-def cifar10_dvs(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper") -> Dataset:
+def cifar10_dvs(
+    *, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper", split_by: str = "number"
+) -> Dataset:
     """CIFAR10-DVS: 10,000 recordings of 128 × 128 in 10 classes, of each class the first nine tenths to train on. No
     augmentation, as in the paper. Read file by file.
     """
     from spikingjelly.datasets import CIFAR10DVS  # loads matplotlib and more: only when it is needed
 
     check_augment(augment)
+    split_by = check_split(split_by)
     home = find_home(root, "cifar10-dvs", "events_np")
     prepare_recordings(CIFAR10DVS, home, "https://figshare.com/articles/dataset/CIFAR10-DVS_New/4724671")
-    bad = build_frames(CIFAR10DVS, home, steps, on_bad_sample)
-    data = CIFAR10DVS(home, data_type="frame", frames_number=steps, split_by="number")
+    bad = build_frames(CIFAR10DVS, home, steps, split_by, on_bad_sample)
+    data = CIFAR10DVS(home, data_type="frame", frames_number=steps, split_by=split_by)
     # Recordings that cannot be read are split with the others, so that none of those changes sides.
     lost = {data.processed_root / path.relative_to(home / "events_np"): path for path in bad}
     files = [(Path(path), label) for path, label in data.samples]
@@ -63,19 +74,22 @@ def cifar10_dvs(*, root: Path, steps: int, on_bad_sample: str = "stop", augment:
     )
 
 
-def har_dvs(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper") -> Dataset:
+def har_dvs(
+    *, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper", split_by: str = "number"
+) -> Dataset:
     """HAR-DVS: recordings of 346 × 260 of 300 activities. 224 × 224 out of the centre or, with "paper" and "light", out
     of anywhere and flipped in training. Read file by file.
     """
     from spikingjelly.datasets import HARDVS  # loads matplotlib and more: only when it is needed
 
     check_augment(augment)
+    split_by = check_split(split_by)
     home = find_home(root, "har-dvs", "events_np")
     prepare_recordings(HARDVS, home, "https://github.com/Event-AHU/HARDVS")
-    bad = build_frames(HARDVS, home, steps, on_bad_sample)
+    bad = build_frames(HARDVS, home, steps, split_by, on_bad_sample)
     prepare = Preparation(size=(224, 224), centred=augment == "none", flip=augment != "none")
     splits = [
-        HARDVS(home, train_test_val=split, data_type="frame", frames_number=steps, split_by="number")
+        HARDVS(home, train_test_val=split, data_type="frame", frames_number=steps, split_by=split_by)
         for split in ("train", "test")
     ]
     require_same_classes(home, splits[0].classes, splits[1].classes)
@@ -106,27 +120,17 @@ def split_by_class(files: Files, share: float) -> tuple[Files, Files]:
     return first, rest
 
 
-def _recorded(
-    name: str,
-    home: Path,
-    splits: tuple[str, str],
-    classes: int,
-    extension: str,
-    read: Callable[[Path], Events],
-    shape: tuple[int, int, int],
-    on_bad_sample: str,
-) -> Dataset:
-    """A dataset of home/<split>/<class number>/* that we read ourselves, out of the cache in home."""
+def _cache(
+    home: Path, read: Callable[[Path], Events], shape: tuple[int, int, int], split_by: str, on_bad_sample: str
+) -> FrameCache:
+    return FrameCache(root=home, read=read, shape=shape, split_by=check_split(split_by), on_bad_sample=on_bad_sample)
+
+
+def _recorded(name: str, cache: FrameCache, splits: tuple[str, str], classes: int, extension: str) -> Dataset:
+    """A dataset of <split>/<class number>/* in the folder of the cache."""
     sources = []
     for split in splits:
-        files = list_files(home / split, [str(label) for label in range(classes)], (extension,))
-        part = Path(split).name.lower()
-        found = cached_frames(files, read, shape, root=home, split=part, on_bad_sample=on_bad_sample)
-        sources.append(
-            MemorySource(
-                samples=found.frames, labels=found.labels, prepare=Preparation(), bad_samples=found.bad_samples
-            )
-        )
-    return Dataset(
-        name=name, num_classes=classes, in_shape=(2, *shape[1:]), events=True, train=sources[0], test=sources[1]
-    )
+        files = list_files(cache.root / split, [str(label) for label in range(classes)], (extension,))
+        sources.append(cache.source(files, Path(split).name.lower(), Preparation()))
+    in_shape = (2, *cache.shape[1:])
+    return Dataset(name=name, num_classes=classes, in_shape=in_shape, events=True, train=sources[0], test=sources[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -28,12 +29,64 @@ def require(root: Path, parts: list[str], name: str, page: str, contents: str) -
         )
 
 
+def list_folder(folder: Path) -> list[Path]:
+    """What is in a folder, in the order of the names."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise OSError(
+            f"the folder {folder} cannot be read ({error.strerror}): let this user read it, or move it out of the data."
+        ) from error
+
+
+def walk(folder: Path, extension: str, above: tuple[Path, ...] = ()) -> list[Path]:
+    """Every file of this kind in a folder and the folders in it, in the order of the names."""
+    place = folder.resolve()
+    if place in above:
+        raise ValueError(f"the link {folder} leads back to a folder that it is in: remove it.")
+    files: list[Path] = []
+    for path in list_folder(folder):
+        if path.is_dir():
+            files += walk(path, extension, (*above, place))
+        elif path.name.endswith(extension):
+            files.append(path)
+    return files
+
+
+def class_folders(split: Path) -> list[str]:
+    """The names of the folders in a split."""
+    found = list_folder(split)
+    for path in found:
+        if path.is_symlink() and not path.exists():
+            raise ValueError(f"the link {path} leads nowhere: mend it or remove it.")
+    return [path.name for path in found if path.is_dir()]
+
+
+def own_splits(root: Path, samples: str) -> tuple[Path, Path, list[str]]:
+    """The folders that hold a user's own training and test samples, and the names of the classes."""
+    if not (root / "train").is_dir():
+        raise FileNotFoundError(
+            f"there is no folder {root / 'train'}: put {samples} in {root}/train/<class>/ and {root}/test/<class>/."
+        )
+    test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+    if test is None:
+        raise FileNotFoundError(
+            f"there is no folder {root / 'test'} or {root / 'val'}: put {samples} to test on there."
+        )
+    classes = class_folders(root / "train")
+    if len(classes) == 1:
+        raise ValueError(
+            f"the folder {root / 'train'} has the single class {classes[0]!r}: a network needs two or more to tell "
+            "apart, each in a folder of its own."
+        )
+    return root / "train", test, classes
+
+
 def list_files(split: Path, classes: Sequence[str], extensions: tuple[str, ...]) -> Files:
     """Every file split/<class>/* of these kinds with the number of its class, in the order of their names."""
     if not classes:
         raise ValueError(f"the folder {split} has no class folders: put samples in {split}/<class>/.")
-    found = sorted(path.name for path in split.iterdir() if path.is_dir())
-    unknown = [name for name in found if name not in classes]
+    unknown = [name for name in class_folders(split) if name not in classes]
     if unknown:
         raise ValueError(
             f"the folder {split} has a folder {unknown[0]!r}, which is none of the {len(classes)} classes: remove it "
@@ -41,13 +94,20 @@ def list_files(split: Path, classes: Sequence[str], extensions: tuple[str, ...])
         )
     files: list[tuple[Path, int]] = []
     for label, name in enumerate(classes):
-        members = sorted(split.joinpath(name).glob("*"))
-        members = [path for path in members if path.name.lower().endswith(extensions) and path.is_file()]
+        members = list_folder(split / name) if (split / name).is_dir() else []
+        members = [path for path in members if path.name.lower().endswith(extensions) and _is_sample(path)]
         if not members:
             kinds = ", ".join(extensions)
             raise ValueError(f"the folder {split / name} has no samples: put files in it that end in {kinds}.")
         files += [(path, label) for path in members]
     return files
+
+
+def _is_sample(path: Path) -> bool:
+    """Whether it is a file, or a link that leads nowhere, which is a sample that cannot be read and not to be passed
+    over.
+    """
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def require_same_classes(root: Path, train: Sequence[str], test: Sequence[str]) -> None:
@@ -59,24 +119,40 @@ def require_same_classes(root: Path, train: Sequence[str], test: Sequence[str]) 
         )
 
 
-def fingerprint(paths: Iterable[Path], root: Path) -> str:
+def state_of(paths: Iterable[Path], root: Path) -> str:
     """Changes when one of these files is added, removed, renamed or written."""
     digest = hashlib.sha256()
     for path in paths:
-        status = path.stat()
-        digest.update(f"{path.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        try:
+            status = path.stat()
+            state = f"{status.st_size}\0{status.st_mtime_ns}"
+        except OSError as error:  # what that means is decided where the file is read
+            state = str(error.errno)
+        digest.update(os.fsencode(path.relative_to(root)) + f"\0{state}\n".encode())
     return digest.hexdigest()
 
 
-def write_json(path: Path, content: dict) -> None:
-    """All of the file or none of it."""
-    write_atomically(path, json.dumps(content))
+def write_sealed(path: Path, content: dict) -> None:
+    """A note for later runs: all of the file or none of it, with a seal that changes with every change of it."""
+    write_atomically(path, json.dumps({**content, "seal": _seal(content)}))
 
 
-def read_json(path: Path) -> dict:
-    """The content of the file, nothing if it is missing or damaged."""
+def clear_unfinished(path: Path) -> None:
+    """Take away what killed writers of that file left; only for who knows that no writer is at work."""
+    for leftover in path.parent.glob(f".{path.name}.*"):
+        leftover.unlink(missing_ok=True)
+
+
+def read_sealed(path: Path, expected: dict) -> dict | None:
+    """What `write_sealed` wrote, if it says what is expected; None if it is missing, damaged or was edited."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return None
+    if not isinstance(content, dict) or content.pop("seal", None) != _seal(content):
+        return None
+    return content if all(content.get(name) == value for name, value in expected.items()) else None
+
+
+def _seal(content: dict) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

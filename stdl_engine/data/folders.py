@@ -11,11 +11,14 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from .arrays import preparation_of
 from .base import IN_MEMORY, BadSampleError, Dataset, FileSource, MemorySource, read_checked
-from .files import Files, list_files
+from .files import Files, list_files, own_splits
 from .images import read_image
 from .prepare import Preparation, centre_crop, check_augment
 from .progress import progress
 from .static import IMAGENET
+
+LARGEST = 8192
+"""Pixels on a side that images are resized to: more is a slip, and fills the memory."""
 
 
 def folder(
@@ -29,15 +32,10 @@ def folder(
     check_augment(augment)
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
         raise ValueError(f"size is {size!r}: it must be a whole number of pixels from 1 up.")
-    if not (root / "train").is_dir():
-        raise FileNotFoundError(
-            f"there is no folder {root / 'train'}: put images in {root}/train/<class>/ and {root}/test/<class>/."
-        )
-    test_folder = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
-    if test_folder is None:
-        raise FileNotFoundError(f"there is no folder {root / 'test'} or {root / 'val'}: put images to test on there.")
-    classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
-    train, test = (list_files(split, classes, IMG_EXTENSIONS) for split in (root / "train", test_folder))
+    if size is not None and size > LARGEST:
+        raise ValueError(f"size is {size}: images are at most {LARGEST} pixels wide.")
+    train_folder, test_folder, classes = own_splits(root, "images")
+    train, test = (list_files(split, classes, IMG_EXTENSIONS) for split in (train_folder, test_folder))
     height, width = (size, size) if size else _first_size(train, on_bad_sample)
     read = functools.partial(read_sized, height=height, width=width, resize=size is not None)
     prepare = preparation_of(augment, torch.Size((3, height, width)), torch.uint8, **IMAGENET)

@@ -1,14 +1,17 @@
-"""Frames of SpikingJelly's event datasets: its classes, its integration, its folders, built all or nothing.
+"""Frames of SpikingJelly's event datasets: its classes, its folders and our integration, built all or nothing.
 
-SpikingJelly converts recordings file by file into `frames_number_<T>_split_by_number`. Here that folder is built beside
-its place and moved there when it is whole, and a marker with its size is written last; a folder without its marker, or
-of another size, is built again.
+SpikingJelly keeps frames file by file in `frames_number_<T>_split_by_<number or time>`. Here that folder is built
+beside its place and moved there when it is whole, and a marker with its size is written last; a folder without its
+marker, or of another size, is built again. One process builds and others wait; what a killed one left is cleared away
+by the next.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +19,14 @@ import torch
 from torch import Tensor
 from torchvision.datasets.utils import check_integrity
 
+from .archives import read_npz, reason_of
 from .base import BadSampleError, read_checked
-from .files import fingerprint, read_json, write_json
-from .frames import check_inside
+from .cache import VERSION
+from .files import clear_unfinished, read_sealed, state_of, walk, write_sealed
+from .frames import check_frames_fit, integrate
+from .locks import preparing
 from .progress import progress
+from .recordings import check_events, from_fields
 
 THREADS = 4
 """Compressing the frames releases Python's lock; more threads than this wait for the disk."""
@@ -27,13 +34,15 @@ THREADS = 4
 
 def prepare_recordings(kind: type, root: Path, page: str) -> None:
     """Make sure of root/events_np: there already, or converted by SpikingJelly from the archives in root/download."""
-    recordings, unfinished = root / "events_np", root / "events_np.building"
-    if unfinished.exists():
-        raise ValueError(
-            f"the conversion to {recordings} was cut short: delete {recordings}, {root / 'extract'} and {unfinished}."
-        )
-    if recordings.is_dir():
-        return
+    recordings, ours, theirs = (root / name for name in ("events_np", "events_np.ours.json", "events_np.building"))
+    if not ours.exists():
+        if theirs.exists():
+            raise ValueError(
+                f"SpikingJelly's conversion to {recordings} was cut short or is under way: wait for it, or delete "
+                f"{recordings}, {root / 'extract'} and {theirs}."
+            )
+        if recordings.is_dir():
+            return
     archives = kind.resource_url_md5()
     missing = [name for name, _, _ in archives if not (root / "download" / name).is_file()]
     if missing:
@@ -42,27 +51,64 @@ def prepare_recordings(kind: type, root: Path, page: str) -> None:
             f"download/{missing[0]} to make them from: get the {len(archives)} files of {page} and put them in "
             f"{root / 'download'}."
         )
-    for name, _, md5 in archives:  # SpikingJelly would delete a damaged one, and download it again
-        if not check_integrity(root / "download" / name, md5):
-            raise ValueError(f"the archive {root / 'download' / name} is damaged: get it again from {page}.")
-    kind(root, data_type="event")
+    with preparing(root, f"the recordings of {kind.__name__}") as alone:
+        if ours.exists():  # a process was killed on its way, unless locks mean nothing here
+            if not alone:
+                raise ValueError(f"another process may be converting to {recordings}: if not, delete {ours}.")
+            begun = read_sealed(ours, {}) or {"extracted": True}
+            _clear(root, begun["extracted"])
+        elif recordings.is_dir():  # made while this process waited
+            return
+        for name, _, md5 in archives:  # SpikingJelly would delete a damaged one, and download it again
+            if not check_integrity(root / "download" / name, md5):
+                raise ValueError(f"the archive {root / 'download' / name} is damaged: get it again from {page}.")
+        extracted = (root / "extract").exists()
+        write_sealed(ours, {"extracted": extracted})
+        try:
+            kind(root, data_type="event")
+        except BaseException as error:
+            _clear(root, extracted)
+            if not isinstance(error, Exception):
+                raise
+            raise ValueError(
+                f"SpikingJelly cannot convert {root / 'download'} ({reason_of(error)}): get its files again at {page}."
+            ) from error
+        ours.unlink()
 
 
-def build_frames(kind: type, root: Path, steps: int, on_bad_sample: str) -> tuple[Path, ...]:
+def _clear(root: Path, extracted: bool) -> None:
+    """Take away a conversion that did not end, and what was extracted for it if it was not there before."""
+    for name in ("events_np", "download/temp_ext", *(() if extracted else ("extract",))):
+        shutil.rmtree(root / name, ignore_errors=True)
+    for name in ("events_np.building", "events_np.ours.json"):
+        (root / name).unlink(missing_ok=True)
+    clear_unfinished(root / "events_np.ours.json")
+
+
+def build_frames(kind: type, root: Path, steps: int, split_by: str, on_bad_sample: str) -> tuple[Path, ...]:
     """Make sure of the frames of root/events_np, and name the recordings that cannot be read."""
-    recordings, frames = root / "events_np", root / f"frames_number_{steps}_split_by_number"
+    recordings, frames = root / "events_np", root / f"frames_number_{steps}_split_by_{split_by}"
     marker = root / f"{frames.name}.complete.json"
-    paths = sorted(recordings.rglob("*.npz"))
+    paths = walk(recordings, ".npz")
     if not paths:
         raise ValueError(f"the folder {recordings} has no recordings: it must hold <class>/*.npz.")
-    source = fingerprint(paths, root)
-    entry = read_json(marker)
-    if entry.get("source") != source or entry.get("size") != _size(frames):
-        marker.unlink(missing_ok=True)
-        bad = _convert(kind, paths, recordings, frames, steps, on_bad_sample)
-        names = [(str(error.path.relative_to(root)), error.reason) for error in bad]
-        entry = {"source": source, "size": _size(frames), "bad": names}
-        write_json(marker, entry)
+    height, width = kind.get_H_W()
+    check_frames_fit(steps, height, width)
+    wanted = {"version": VERSION, "source": state_of(paths, root)}
+    entry = _usable(marker, frames, wanted)
+    if entry is None:
+        with preparing(root, f"the frames of {root.name}") as alone:
+            entry = _usable(marker, frames, wanted)
+            if entry is None:
+                marker.unlink(missing_ok=True)
+                if alone:
+                    clear_unfinished(marker)
+                    _clear_frames(frames)
+                conversion = _Conversion(recordings, frames, steps, height, width, split_by == "time")
+                bad = conversion.run(paths, on_bad_sample)
+                names = [[str(error.path.relative_to(root)), error.reason] for error in bad]
+                entry = {**wanted, "size": _size(frames), "bad": names}
+                write_sealed(marker, entry)
     errors = [BadSampleError(root / name, reason) for name, reason in entry["bad"]]
     if errors and on_bad_sample == "stop":
         raise errors[0]
@@ -70,9 +116,14 @@ def build_frames(kind: type, root: Path, steps: int, on_bad_sample: str) -> tupl
 
 
 def read_frames(path: Path) -> Tensor:
-    """A file of frames [T, 2, H, W] that SpikingJelly's integration made."""
-    with np.load(path) as file:
-        return torch.from_numpy(file["frames"].astype(np.float32))
+    """A file of frames [T, 2, H, W]."""
+    return torch.from_numpy(read_npz(path, lambda names: ["frames"])["frames"].astype(np.float32))
+
+
+def _usable(marker: Path, frames: Path, wanted: dict) -> dict | None:
+    """What the marker says, if the folder of frames is what it says."""
+    entry = read_sealed(marker, wanted)
+    return entry if entry is not None and entry["size"] == _size(frames) else None
 
 
 def _size(folder: Path) -> list[int]:
@@ -81,46 +132,74 @@ def _size(folder: Path) -> list[int]:
     return [len(sizes), sum(sizes)]
 
 
-def _convert(
-    kind: type, paths: list[Path], recordings: Path, frames: Path, steps: int, on_bad_sample: str
-) -> list[BadSampleError]:
-    partial = frames.with_name(f"{frames.name}.partial")
-    for leftover in (partial, frames):
+def _clear_frames(frames: Path) -> None:
+    """Take away what a process that was killed left of these frames, SpikingJelly's mark of a cut-short folder too."""
+    for leftover in frames.parent.glob(f"{frames.name}.partial*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    frames.with_name(f"{frames.name}.building").unlink(missing_ok=True)  # SpikingJelly's own mark of a cut-short folder
-    for folder in {path.parent for path in paths}:
-        partial.joinpath(folder.relative_to(recordings)).mkdir(parents=True, exist_ok=True)
+    frames.with_name(f"{frames.name}.building").unlink(missing_ok=True)
 
-    def convert(path: Path) -> BadSampleError | None:
+
+@dataclass(frozen=True)
+class _Conversion:
+    """Recordings to frames, file by file."""
+
+    recordings: Path
+    frames: Path
+    steps: int
+    height: int
+    width: int
+    by_time: bool
+
+    def run(self, paths: list[Path], on_bad_sample: str) -> list[BadSampleError]:
+        """Build the folder of frames and name the recordings that have none."""
+        partial = self.frames.with_name(f"{self.frames.name}.partial{os.getpid()}")
+        shutil.rmtree(partial, ignore_errors=True)
         try:
-            read_checked(lambda path: _integrate(kind, path, partial / path.relative_to(recordings), steps), path)
-        except BadSampleError as error:
-            return error
-        return None
+            for folder in {path.parent for path in paths}:
+                partial.joinpath(folder.relative_to(self.recordings)).mkdir(parents=True, exist_ok=True)
+            bad = self._convert_all(paths, partial, on_bad_sample)
+            shutil.rmtree(self.frames, ignore_errors=True)
+            partial.replace(self.frames)
+        except OSError as error:
+            raise OSError(
+                f"the frames of {self.recordings} cannot be kept in {self.frames.parent} ({reason_of(error)}): make "
+                "room or make the folder writable, or copy the data to where there is both."
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return bad
 
-    bad: list[BadSampleError] = []
-    with ThreadPoolExecutor(THREADS) as pool:
-        futures = [pool.submit(convert, path) for path in paths]
-        try:
-            for future in progress(futures, f"integrating events of {recordings.parent.name}"):
-                error = future.result()
-                if error is not None and on_bad_sample == "stop":
-                    raise error
-                bad += [error] if error is not None else []
-        except BaseException:  # an interrupt too: the pool would finish all files before it let go
-            pool.shutdown(cancel_futures=True)
-            shutil.rmtree(partial)
-            raise
-    partial.replace(frames)
-    return bad
+    def _convert_all(self, paths: list[Path], partial: Path, on_bad_sample: str) -> list[BadSampleError]:
+        def convert(path: Path) -> BadSampleError | None:
+            try:
+                frames = read_checked(self._integrate, path)
+            except BadSampleError as error:
+                return error
+            np.savez_compressed(partial / path.relative_to(self.recordings), frames=frames)
+            return None
 
+        bad: list[BadSampleError] = []
+        with ThreadPoolExecutor(THREADS) as pool:
+            futures = [pool.submit(convert, path) for path in paths]
+            try:
+                for future in progress(futures, f"integrating events of {self.recordings.parent.name}"):
+                    error = future.result()
+                    if error is not None and on_bad_sample == "stop":
+                        raise error
+                    bad += [error] if error is not None else []
+            except BaseException:  # an interrupt too: the pool would finish all files before it let go
+                pool.shutdown(cancel_futures=True)
+                raise
+        if len(bad) == len(paths):
+            raise ValueError(
+                f"none of the {len(paths)} recordings in {self.recordings} can be read, {bad[0].path} for one: "
+                f"{bad[0].reason}."
+            )
+        return bad
 
-def _integrate(kind: type, path: Path, target: Path, steps: int) -> None:
-    from spikingjelly.datasets import utils  # loads matplotlib and more: only when it is needed
-
-    with np.load(path) as file:
-        events = {key: file[key] for key in ("t", "x", "y", "p")}
-    height, width = kind.get_H_W()
-    check_inside(events["x"], events["y"], height, width)
-    frames = utils.integrate_events_by_fixed_frames_number(events, "number", steps, height, width)
-    utils.np_savez(target, frames=frames.astype(np.float32))
+    def _integrate(self, path: Path) -> np.ndarray:
+        events = from_fields(read_npz(path, lambda names: [name for name in names if name in "txyp"]))
+        check_events(events, ordered=self.by_time)
+        times = events.t if self.by_time else None
+        frames = integrate(events.x, events.y, events.p, self.steps, self.height, self.width, times)
+        return frames.astype(np.float32)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from .base import BadSampleError, FileSource, MemorySource
+from .base import BadSampleError, FileSource, MemorySource, Source
 
 
 class Batches:
@@ -32,7 +32,7 @@ class Batches:
 
     def __init__(
         self,
-        source: MemorySource | FileSource,
+        source: Source,
         *,
         batch_size: int,
         seed: int = 0,
@@ -53,7 +53,7 @@ class Batches:
         self.seed = seed
         self.training = training
         self.workers = workers
-        self.bad_samples: list[Path] = list(source.bad_samples)
+        self.bad_samples: list[Path | str] = list(source.bad_samples)
 
     def __len__(self) -> int:
         """Batches in an epoch."""

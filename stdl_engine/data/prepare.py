@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,10 @@ class Preparation:
         if generator is not None and self.cutout:
             x = cutout(x, self.cutout, generator)
         return x.contiguous(memory_format=torch.contiguous_format if frames else torch.channels_last)
+
+    def still(self) -> Preparation:
+        """The same without augmentation, whether there is a generator or not."""
+        return replace(self, centred=True, pad=0, flip=False, policy=False, cutout=0)
 
 
 def cifar_preparation(augment: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Preparation:

@@ -10,6 +10,7 @@ import torch
 import torchvision
 from torch import Tensor
 
+from .archives import reason_of
 from .base import Dataset, FileSource, MemorySource
 from .files import find_home, require, require_same_classes
 from .images import read_image
@@ -92,8 +93,10 @@ def _in_memory(data: torchvision.datasets.CIFAR10, prepare: Preparation) -> Memo
 def _open(kind: type, root: Path, **split):
     try:
         return kind(root, **split)
-    except (RuntimeError, FileNotFoundError) as error:  # some advise download=True, which is not for our users
-        reason = str(error).partition(". You can use download=True")[0]
+    except MemoryError:
+        raise
+    except Exception as error:  # readers of pickles and .mat files raise whatever they like at a broken one
+        reason = reason_of(error).partition(". You can use download=True")[0]  # which is not for our users
         raise ValueError(
             f"the files of {kind.__name__} in {root} are incomplete or damaged ({reason}): unpack them again."
         ) from error

@@ -16,6 +16,7 @@ from torch.nn.modules.utils import _pair
 
 from ..kernels.spike_conv import by_columns, is_weight_bound, spike_conv, spike_conv_weight_gradient, takes
 from .spikes import Bits, pack_saved, subsampled, unpack_saved
+from .strided import PixelsFirst, skips_pixels
 
 
 class _SpikeConv(torch.autograd.Function):
@@ -102,7 +103,7 @@ class _SpikePool(torch.autograd.Function):
         return grad_x, *(None for _ in ctx.settings)
 
 
-class SpikeConv2d(nn.Conv2d):
+class SpikeConv2d(PixelsFirst):
     """`nn.Conv2d`; with memory "lean" its input is kept as bits where it has them, and freed before the gradient of the
     input is made (not with a bias, or padding other than zeros: those take PyTorch's own way back)."""
 
@@ -111,24 +112,17 @@ class SpikeConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         ordinary = self.bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
         lean = self.memory_form == "lean" and ordinary and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        skips = self.kernel_size == (1, 1) and self.stride != (1, 1) and self.padding == (0, 0)
-        if skips:  # it reads no other pixels; PyTorch's own kernel for it corrupts memory on some CPUs (docs/cpus.md)
-            x = _Pixels.apply(x, *self.stride) if lean else x[:, :, :: self.stride[0], :: self.stride[1]]
-        stride = (1, 1) if skips else self.stride
         if not lean:
-            return self._convolve(x, stride)
+            return super().forward(x)
+        stride = self.stride
+        if skips_pixels(self):
+            x, stride = _Pixels.apply(x, *stride), (1, 1)
         weight = self.weight
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
         stride, padding, dilation = (list(pair) for pair in (stride, self.padding, self.dilation))
         return _SpikeConv.apply(x, weight, stride, padding, dilation, False, [0, 0], self.groups)
-
-    def _convolve(self, x: Tensor, stride: tuple[int, int]) -> Tensor:
-        """PyTorch's convolution of `x` at this stride, with all else as the layer has it."""
-        if stride == self.stride:
-            return super().forward(x)
-        return nn.functional.conv2d(x, self.weight, self.bias, stride, self.padding, self.dilation, self.groups)
 
 
 class SpikeAvgPool2d(nn.AvgPool2d):

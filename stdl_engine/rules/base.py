@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..memory.spikes import Kept, keep, restore, saving
+from ..memory.strided import taking_pixels_first
 from ..memory.tracker import mark
 from ..neurons import borrowed, reset_states
 from ..planning.network import Network, check_model
@@ -166,7 +167,9 @@ class Rule:
         self._labels, self._steps, self._losses, self._logits = y.long(), T, {}, 0
         buffers = {part: [(b, b.clone()) for b in part.buffers()] for part in self.subnetworks}
         self._unfinished = list(self.subnetworks)
-        with borrowed(self.modules(), training=True, online=self.online, memory=self.memory):
+        modules = list(self.modules())
+        borrowing = borrowed(modules, training=True, online=self.online, memory=self.memory)
+        with borrowing, taking_pixels_first(modules):
             try:
                 yield
             except BaseException:

@@ -11,7 +11,7 @@ from bench.session import Session
 from stdl_engine import FusedLIF
 from stdl_engine.models import build_model
 
-WIDTH, T = 0.0625, 2
+WIDTH, T = 0.125, 2
 
 
 @pytest.fixture
@@ -50,6 +50,11 @@ def test_the_networks_that_are_compared_fire_to_the_last_layer(batch):
         model.eval()(batch[0])
     assert len(rates) == 17
     assert all(rate > 0 for rate in rates.values()), rates
+
+
+def test_a_network_whose_training_would_corrupt_memory_is_refused():
+    with pytest.raises(ValueError, match=r"width 0\.1 gives SpikingJelly's network 6 channels: .* Take width 0\.125"):
+        jelly.resnet18("m", width=0.1)
 
 
 def test_the_optimised_network_is_what_the_optimiser_makes(batch):

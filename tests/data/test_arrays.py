@@ -1,5 +1,7 @@
 """Arrays of the user's own, and one sentence for each thing that may be wrong with them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,88 @@ def test_labels_as_keras_saves_them(save):
     assert load_dataset("npz", save(y_train=arrays()["y_train"][:, None].astype(np.uint8))).num_classes == 4
 
 
+def sequences(count: int, steps: int = 5, seed: int = 0, channels: int = 2, side: int = 30) -> np.ndarray:
+    return np.random.default_rng(seed).poisson(0.3, (count, steps, channels, side, side)).astype(np.uint8)
+
+
+def events(**changes) -> dict[str, np.ndarray]:
+    return {"x_train": sequences(20), "x_test": sequences(7, seed=1), **changes}
+
+
+def test_events(save):
+    data = load_dataset("npz", save(**events()), steps=5)
+    assert (data.num_classes, data.in_shape, data.events) == (4, (2, 30, 30), True)
+    assert data.train.samples.dtype == torch.uint8
+    x, y = all_of(data.test)
+    assert np.array_equal(x.transpose(0, 1), sequences(7, seed=1))  # counts as they are
+    assert y.tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert data.train.prepare.pad == 0
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint16, np.int64, np.uint64, np.float16, np.float64])
+def test_events_of_any_dtype(save, dtype):
+    given = {key: value.astype(dtype) for key, value in events().items()}
+    x, _ = all_of(load_dataset("npz", save(**given), steps=5).train)
+    assert x.dtype == torch.float32
+    assert np.array_equal(x.transpose(0, 1), given["x_train"])
+
+
+def test_events_are_shifted_and_mirrored_only_by_light(save):
+    path = save(**events())
+    light = load_dataset("npz", path, steps=5, augment="light").train
+    assert (light.prepare.pad, light.prepare.flip, light.prepare.policy) == (4, True, False)
+    x, _ = next(Batches(light, batch_size=20, training=True).epoch(0))
+    assert x.shape == (5, 20, 2, 30, 30)
+    still, _ = next(Batches(load_dataset("npz", path, steps=5).train, batch_size=20, training=True).epoch(0))
+    assert not torch.equal(x, still)
+    small = {"x_train": sequences(20, side=12), "x_test": sequences(7, side=12)}
+    assert load_dataset("npz", save(**small), steps=5, augment="light").train.prepare.pad == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"x_train has 5 frames a sample and steps is 4: set steps to 5, or add up frames before they are saved"),
+        ({"x_test": sequences(7, steps=3)}, r"x_train has 5 frames a sample and steps is 4"),
+        ({"x_train": sequences(20, 4), "x_test": sequences(7)}, r"x_test has 5 frames a sample and steps is 4"),
+        ({"x_train": sequences(20, 4), "x_test": sequences(7, 4, side=31)}, r"x_train has images of 4 × 2 × 30 × 30"),
+        ({"x_train": sequences(20, 4), "x_test": sequences(7, 4)[:, 0]}, r"x_test has shape \(7, 2, 30, 30\): store"),
+        ({"x_train": sequences(20, 4).transpose(0, 1, 3, 4, 2)}, r"x_train has shape \(20, 4, 30, 30, 2\): store"),
+        ({"x_train": sequences(20, 4)[:, :, :, :0]}, r"x_train has shape \(20, 4, 2, 0, 30\): store events as"),
+        ({"x_train": sequences(20, 4) * np.float32(np.nan)}, r"x_train has values that are not finite in float32"),
+        ({"x_train": sequences(20, 4).astype(int) - 1}, r"x_train has counts from -1 to \d+: store counts of events"),
+        ({"x_train": sequences(20, 4).astype(int) << 40}, r"x_train has counts from 0 to \d{13}: store counts"),
+        ({"x_train": sequences(20, 4).astype(complex)}, r"x_train has dtype complex128: store events as uint8"),
+        ({"x_train": sequences(20, 4).astype(str)}, r"x_train has dtype <U\d+: store events as uint8"),
+    ],
+)  # fmt: skip
+def test_bad_events(save, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_dataset("npz", save(**events(**changes)), steps=4)
+
+
+def test_a_single_class(save):
+    with pytest.raises(ValueError, match=r"y_train has the single label 0: a network needs two or more to tell apart"):
+        load_dataset("npz", save(y_train=np.zeros(20, int)))
+
+
+def test_a_file_that_cannot_be_opened(save, monkeypatch):
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    path = save()
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ValueError, match=r"^\S+own\.npz cannot be read as \.npz \(Permission denied\): save it again"):
+        load_dataset("npz", path)
+
+
+def test_objects_are_never_loaded(save):
+    with pytest.raises(
+        ValueError, match=r"own\.npz cannot be read as \.npz \(x_train holds Python objects, which are ne"
+    ):
+        load_dataset("npz", save(x_train=np.array([{}] * 20)))
+
+
 def trained(path, augment):
     data = load_dataset("npz", path, augment=augment)
     return data.train.prepare, next(Batches(data.train, batch_size=20, training=True).epoch(0))[0]
@@ -121,12 +205,15 @@ def test_the_papers_augmentation_is_for_colour_images_in_bytes(save, shape, dtyp
             {"x_train": np.zeros((20, 32, 32, 3), np.int64)},
             r"x_train has dtype int64: store images as uint8 or float32",
         ),
-        ({"x_train": np.full((20, 32, 32, 3), np.nan)}, r"x_train has values that are not finite: replace them\."),
+        (
+            {"x_train": np.full((20, 32, 32, 3), np.nan)},
+            r"x_train has values that are not finite in float32: replace them\.",
+        ),
         (
             {"x_test": np.zeros((7, 28, 28, 3), np.uint8)},
             r"images of 3 × 32 × 32 in uint8 and x_test of 3 × 28 × 28 in",
         ),
-        ({"y_train": np.arange(19) % 4}, r"y_train has 19 labels for 20 images: store one for each\."),
+        ({"y_train": np.arange(19) % 4}, r"y_train has 19 labels for 20 samples: store one for each\."),
         (
             {"y_train": np.arange(20) / 4},
             r"y_train has shape \(20,\) and dtype float64: store one whole number a sample",

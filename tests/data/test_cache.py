@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from stdl_engine.data import BadSampleError
-from stdl_engine.data.cache import cached_frames
+from stdl_engine.data.cache import VERSION, FrameCache
+from stdl_engine.data.files import write_sealed
+from stdl_engine.data.prepare import Preparation
 from stdl_engine.data.recordings import read_bin
 
 from .samples import counted, random_events
@@ -50,9 +52,9 @@ def files(tmp_path):
     return found
 
 
-def load(files, read=None, on_bad_sample="stop"):
+def load(files, read=None, shape=SHAPE, **options):
     root = files[0][0].parent.parent
-    return cached_frames(files, read or Reader(), SHAPE, root=root, split="train", on_bad_sample=on_bad_sample)
+    return FrameCache(root=root, read=read or Reader(), shape=shape, **options).source(files, "train", Preparation())
 
 
 def expected(numbers=range(5)) -> torch.Tensor:
@@ -64,20 +66,38 @@ def test_made_once_and_read_back(files):
     made, found = load(files, first), load(files, again)
     assert (first.calls, again.calls) == (5, 0)
     for cache in (made, found):
-        assert torch.equal(cache.frames.float(), expected())
-        assert cache.frames.dtype == torch.uint8
+        assert torch.equal(cache.samples.float(), expected())
+        assert cache.samples.dtype == torch.uint8
         assert cache.labels.tolist() == [0, 1, 0, 1, 0]
         assert cache.bad_samples == ()
+
+
+def test_other_sensors_and_readings_are_other_frames(files):
+    load(files)
+    for options in ({"shape": (3, 12, 10)}, {"reading": "xytp"}, {"ordered": True}):
+        read = Reader()
+        load(files, read, **options)
+        assert read.calls == 5, options
+    by_time = Reader()
+    assert not torch.equal(load(files, by_time, split_by="time").samples, load(files).samples)
+    assert by_time.calls == 5
+
+
+def test_a_link_that_leads_nowhere(files):
+    files[1][0].unlink()
+    files[1][0].symlink_to(files[1][0].with_name("gone"))
+    with pytest.raises(BadSampleError, match=r"1\.bin cannot be read \(No such file or directory\)"):
+        load(files)
+    assert load(files, on_bad_sample="skip").bad_samples == (files[1][0],)
 
 
 def test_a_folder_for_each_number_of_frames(files):
     load(files)
     read = Reader()
-    root = files[0][0].parent.parent
-    other = cached_frames(files, read, (5, 8, 10), root=root, split="train", on_bad_sample="stop")
+    other = load(files, read, (5, 8, 10))
     assert read.calls == 5
-    assert other.frames.shape == (5, 5, 2, 8, 10)
-    assert torch.equal(load(files).frames.float(), expected())
+    assert other.samples.shape == (5, 5, 2, 8, 10)
+    assert torch.equal(load(files).samples.float(), expected())
 
 
 def parts(files):
@@ -115,14 +135,47 @@ def not_a_manifest(data, manifest):
     manifest.write_text("[]")
 
 
-@pytest.mark.parametrize("damage", [cut_short, longer, one_bit, no_data, no_manifest, half_a_manifest, not_a_manifest])
+def edited(name, value):
+    """A manifest that somebody changed with an editor."""
+
+    def edit(data, manifest):
+        entry = json.loads(manifest.read_text())
+        entry[name] = value
+        manifest.write_text(json.dumps(entry))
+
+    edit.__name__ = f"edited {name}"
+    return edit
+
+
+def another_version(data, manifest):
+    """What a cache of another version looks like: whole, sealed, and of other content."""
+    entry = json.loads(manifest.read_text())
+    entry.pop("seal")
+    write_sealed(manifest, {**entry, "version": VERSION + 1})
+
+
+def of_the_first_version(data, manifest):
+    """Without shape and seal, and with labels."""
+    entry = json.loads(manifest.read_text())
+    kept = {name: entry[name] for name in ("source", "dtype", "bytes", "crc32", "bad")}
+    manifest.write_text(json.dumps({**kept, "labels": [1, 1, 1, 1, 1]}))
+
+
+DAMAGES = [
+    cut_short, longer, one_bit, no_data, no_manifest, half_a_manifest, not_a_manifest, edited("dtype", "int32"),
+    edited("dtype", "lies"), edited("shape", [3, 10, 8]), edited("bad", [["Train/0.bin", "no"]]), edited("bad", 5),
+    edited("bytes", -1), another_version, of_the_first_version,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_cache_is_made_again(files, damage):
     load(files)
     damage(*parts(files))
     read = Reader()
-    assert torch.equal(load(files, read).frames.float(), expected())
+    assert torch.equal(load(files, read).samples.float(), expected())
     assert read.calls == 5
-    assert load(files, read).frames.shape[0] == 5
+    assert load(files, read).samples.shape[0] == 5
     assert read.calls == 5
 
 
@@ -138,7 +191,7 @@ def test_a_conversion_that_dies_leaves_nothing_to_be_used(files):
     data, manifest = parts(files)
     assert list(data.parent.iterdir()) == []
     read = Reader()
-    assert torch.equal(load(files, read).frames.float(), expected())
+    assert torch.equal(load(files, read).samples.float(), expected())
     assert read.calls == 5
     assert sorted(data.parent.iterdir()) == [data, manifest]
 
@@ -147,10 +200,10 @@ def test_changed_recordings_are_converted_again(files):
     load(files)
     write_events(files[2][0], random_events(42, 8, 10, seed=99))
     os.utime(files[2][0], (1, 1))
-    frames = load(files).frames.float()
+    frames = load(files).samples.float()
     assert torch.equal(frames[2], counted(random_events(42, 8, 10, seed=99), *SHAPE))
     assert torch.equal(frames[[0, 1, 3, 4]], expected([0, 1, 3, 4]))
-    assert len(load(files[:3]).frames) == 3
+    assert len(load(files[:3]).samples) == 3
 
 
 @pytest.mark.parametrize(("events", "dtype"), [(255, torch.uint8), (256, torch.int16), (40_000, torch.int32)])
@@ -158,7 +211,7 @@ def test_counts_that_need_more_than_a_byte(files, events, dtype):
     at_one_pixel = {key: np.full(3 * events, value) for key, value in (("t", 5), ("x", 9), ("y", 7), ("p", 1))}
     write_events(files[3][0], at_one_pixel)
     for _ in range(2):
-        frames = load(files).frames
+        frames = load(files).samples
         assert frames.dtype == dtype
         assert frames[3, :, 1, 7, 9].tolist() == [events] * 3
         assert torch.equal(frames[[0, 1, 2, 4]].float(), expected([0, 1, 2, 4]))
@@ -171,7 +224,7 @@ def test_bad_recordings(files):
     for _ in range(2):
         found = load(files, on_bad_sample="skip")
         assert found.bad_samples == (files[1][0],)
-        assert torch.equal(found.frames.float(), expected([0, 2, 3, 4]))
+        assert torch.equal(found.samples.float(), expected([0, 2, 3, 4]))
         assert found.labels.tolist() == [0, 0, 1, 0]
     with pytest.raises(BadSampleError, match=r"^the sample \S+1\.bin cannot be read \(its 7 bytes"):
         load(files)  # although the cache is whole
@@ -191,9 +244,9 @@ def test_what_the_manifest_says(files):
     data, manifest = parts(files)
     entry = json.loads(manifest.read_text())
     assert entry["bytes"] == data.stat().st_size == 5 * 3 * 2 * 8 * 10
-    assert entry["labels"] == [0, 1, 0, 1, 0]
+    assert entry["shape"] == [3, 8, 10]
 
 
 def test_writing_to_the_frames_leaves_the_cache_alone(files):
-    load(files).frames.fill_(3)
-    assert torch.equal(load(files).frames.float(), expected())
+    load(files).samples.fill_(3)
+    assert torch.equal(load(files).samples.float(), expected())

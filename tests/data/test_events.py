@@ -12,6 +12,7 @@ import torch
 
 from stdl_engine.data import BadSampleError, Batches, load_dataset
 from stdl_engine.data.events import split_by_class
+from stdl_engine.data.frames import integrate
 from stdl_engine.data.recordings import read_bin
 
 from .samples import all_of, counted, random_events
@@ -35,6 +36,10 @@ def test_n_mnist(tmp_path):
     for place in (0, 7, 19):
         assert torch.equal(x[:, place], counted(random_events(60, 34, 34, seed=place), 4, 34, 34))
     assert all_of(data.test)[1].tolist() == list(range(10))
+    events = random_events(60, 34, 34, seed=7)
+    by_time = load_dataset("n-mnist", tmp_path, steps=4, split_by="time").train.samples[7]
+    expected = integrate(events["x"], events["y"], events["p"], 4, 34, 34, events["t"])
+    assert np.array_equal(by_time, expected)
     shutil.rmtree(tmp_path / "n-mnist" / "Test" / "3")
     with pytest.raises(ValueError, match=r"^the folder \S+Test.3 has no samples: put files in it that end in \.bin\.$"):
         load_dataset("n-mnist", tmp_path, steps=4)
@@ -125,6 +130,6 @@ def test_real_recordings(tmp_path):
     assert counts.sum(0).tolist() == [path.stat().st_size / 5 for path in paths]
     assert y.tolist() == [int(path.parent.name) for path in paths]
     events = load_ATIS_bin(paths[32])  # SpikingJelly's reader of the format
-    for ours, theirs in zip(read_bin(paths[32]), (events["x"], events["y"], events["p"]), strict=True):
-        assert np.array_equal(ours, theirs)
+    for name in "txyp":
+        assert np.array_equal(getattr(read_bin(paths[32]), name), events[name])
     assert torch.equal(x[:, 32], counted(events, 6, 34, 34))

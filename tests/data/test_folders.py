@@ -1,8 +1,14 @@
 """Image files of the user's own."""
 
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from stdl_engine.data import BadSampleError, FileSource, MemorySource, folders, load_dataset
 from stdl_engine.data.images import read_image
@@ -73,6 +79,106 @@ def test_grey_images_become_rgb(tree):
     assert torch.equal(load_dataset("folder", tree).train.samples[-1], torch.from_numpy(grey).expand(3, 32, 32))
 
 
+def save(image: Image.Image, path, **options) -> torch.Tensor:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+    return read_image(path)
+
+
+def test_pixels_of_16_bits_are_not_all_white(tmp_path):
+    pixels = np.array([[0, 128, 129, 257], [25700, 32768, 65407, 65535]], np.uint16)
+    expected = np.round(pixels / 257).astype(np.uint8)
+    for name in ("a.png", "a.tif"):
+        assert np.array_equal(save(Image.fromarray(pixels), tmp_path / name), np.stack([expected] * 3))
+    assert np.array_equal(save(Image.fromarray(pixels.astype(np.int32)), tmp_path / "b.tif")[1], expected)
+    for wrong in (pixels.astype(np.float32), pixels.astype(np.int32) * 2, -pixels.astype(np.int32)):
+        with pytest.raises(ValueError, match="its pixels are of more than 16 bits; save it with 8 or 16 bits"):
+            save(Image.fromarray(wrong), tmp_path / "c.tif")
+
+
+def test_images_of_every_kind(tmp_path):
+    rgba = random_images(1, 5, 6, 4)[0]
+    assert np.array_equal(save(Image.fromarray(rgba), tmp_path / "a.png"), rgba[..., :3].transpose(2, 0, 1))
+    first, second = (Image.fromarray(frame) for frame in random_images(2, 5, 6, 3))
+    found = save(first, tmp_path / "a.webp", save_all=True, append_images=[second], lossless=True)
+    assert np.array_equal(found, np.array(first).transpose(2, 0, 1))
+    two = Image.fromarray(np.array([[0, 1], [1, 0]], bool))
+    assert save(two, tmp_path / "b.png")[0].tolist() == [[0, 255], [255, 0]]
+    palette = first.convert("P")
+    assert np.array_equal(save(palette, tmp_path / "c.png"), np.array(palette.convert("RGB")).transpose(2, 0, 1))
+    assert save(first.convert("CMYK"), tmp_path / "a.jpg").shape == (3, 5, 6)
+
+
+def test_a_single_pixel(tmp_path):
+    for number, name in enumerate(("cat", "dog")):
+        for split in ("train", "test"):
+            write_image(tmp_path / split / name / "1.png", np.full((1, 1, 3), number, np.uint8))
+    data = load_dataset("folder", tmp_path, augment="none")
+    assert (data.in_shape, all_of(data.test)[0].shape) == ((3, 1, 1), (2, 3, 1, 1))
+    assert load_dataset("folder", tmp_path, augment="none", size=7).train.samples.unique().tolist() == [0, 1]
+
+
+def test_a_strip_of_one_pixel(tree):
+    write_image(tree / "train/cat/strip.png", np.zeros((1, 3000, 3), np.uint8))
+    with pytest.raises(
+        BadSampleError, match=r"strip\.png cannot be read \(its 3000 × 1 pixels would become 96000 × 32\)"
+    ):
+        load_dataset("folder", tree, size=32)
+
+
+def test_a_single_class(tree):
+    for name in ("dog", "eel"):
+        for split in ("train", "test"):
+            shutil.rmtree(tree / split / name)
+    with pytest.raises(
+        ValueError, match=r"^the folder \S+train has the single class 'cat': a network needs two or more"
+    ):
+        load_dataset("folder", tree)
+
+
+def test_links(tree):
+    (tree / "train/cat/far.png").symlink_to(tree / "train/dog/0.png")
+    assert len(load_dataset("folder", tree).train) == 13
+    loop = tree / "train/cat/loop.png"
+    loop.symlink_to(loop)
+    with pytest.raises(BadSampleError, match=r"loop\.png cannot be read \(Too many levels of symbolic links\)"):
+        load_dataset("folder", tree)
+    assert load_dataset("folder", tree, on_bad_sample="skip").train.bad_samples == (loop,)
+    os.mkfifo(tree / "train/cat/pipe.png")  # reading it would wait for ever
+    assert len(load_dataset("folder", tree, on_bad_sample="skip").train) == 13
+    (tree / "train/fox").symlink_to(tree / "train/fox")
+    with pytest.raises(ValueError, match=r"^the link \S+fox leads nowhere: mend it or remove it\.$"):
+        load_dataset("folder", tree)
+
+
+def test_names_that_are_not_text(tree):
+    folder = tree / "train" / os.fsdecode(b"\xe9")
+    shutil.copytree(tree / "train/cat", folder)
+    shutil.copytree(tree / "test/cat", tree / "test" / folder.name)
+    assert load_dataset("folder", tree).num_classes == 4
+    (folder / "0.png").write_bytes(b"")
+    with pytest.raises(BadSampleError) as caught:
+        load_dataset("folder", tree)
+    str(caught.value).encode()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody for a moment")
+@pytest.mark.parametrize("closed", ["train", "train/dog", "test/eel"])
+def test_folders_without_permission(tree, closed):
+    with tempfile.TemporaryDirectory() as place:  # pytest's own folders are closed to nobody
+        os.chmod(place, 0o755)
+        root = Path(shutil.copytree(tree, Path(place) / "pets"))
+        (root / closed).chmod(0)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(
+                OSError, match=rf"^the folder \S+{closed} cannot be read \(Permission denied\): let this"
+            ):
+                load_dataset("folder", root)
+        finally:
+            os.seteuid(0)
+
+
 @pytest.mark.parametrize("name", ["train/cat/0.png", "train/dog/2.png", "test/eel/4.png"])
 def test_a_corrupt_image(tree, name):
     path = tree / name
@@ -119,6 +225,8 @@ def test_missing_parts(tree):
 def test_bad_size(tree):
     with pytest.raises(ValueError, match=r"^size is 0: it must be a whole number of pixels from 1 up\.$"):
         load_dataset("folder", tree, size=0)
+    with pytest.raises(ValueError, match=r"^size is 1000000: images are at most 8192 pixels wide\.$"):
+        load_dataset("folder", tree, size=10**6)
 
 
 @pytest.mark.parametrize(("height", "width", "expected"), [(30, 61, (20, 40)), (61, 30, (40, 20)), (20, 33, (20, 33))])

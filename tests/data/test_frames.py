@@ -54,8 +54,8 @@ def test_events_that_are_not_on_the_sensor(x, y, message):
 def test_40_bits_an_event(tmp_path):
     # x = 18, y = 5, p = 1, t = 0x012345; x = 33, y = 0, p = 0, t = 0x7FFFFF
     (tmp_path / "a.bin").write_bytes(bytes([18, 5, 0x81, 0x23, 0x45, 33, 0, 0x7F, 0xFF, 0xFF]))
-    x, y, p = read_bin(tmp_path / "a.bin")
-    assert (x.tolist(), y.tolist(), p.tolist()) == ([18, 33], [5, 0], [1, 0])
+    t, x, y, p, _ = read_bin(tmp_path / "a.bin")
+    assert (t.tolist(), x.tolist(), y.tolist(), p.tolist()) == ([0x012345, 0x7FFFFF], [18, 33], [5, 0], [1, 0])
     (tmp_path / "a.bin").write_bytes(bytes(9))
     with pytest.raises(ValueError, match="its 9 bytes are not a multiple of the 5 of an event"):
         read_bin(tmp_path / "a.bin")
@@ -64,15 +64,14 @@ def test_40_bits_an_event(tmp_path):
 def test_a_line_an_event(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("1000 3 127 1\n1005 0 64 0\n1007 9 1 -1\n")
-    x, y, p = read_text(path)
-    assert (x.tolist(), y.tolist(), p.tolist()) == ([3, 0, 9], [127, 64, 1], [1, 0, 0])
+    t, x, y, p, _ = read_text(path)
+    assert (t.tolist(), x.tolist(), y.tolist(), p.tolist()) == ([1000, 1005, 1007], [3, 0, 9], [127, 64, 1], [1, 0, 0])
     path.write_text("1000 3 127 1\n")
-    assert read_text(path)[0].tolist() == [3]
+    assert read_text(path).x.tolist() == [3]
     for content, message in (
         ("", "there are no events"),
         ("1 2 3\n", "its lines have 3 columns instead of t x y p"),
-        ("1 2.5 3 1\n", "its coordinates are not all whole numbers"),
-        ("1 nan 3 1\n", "its coordinates are not all whole numbers"),
+        ("1 2 3 1\n1 2 3 2\n", "its p is 2 at event 1, which is neither 1 nor 0 nor -1"),
         ("1 2 3 1\n1 2\n", "columns"),
     ):
         path.write_text(content)

@@ -62,6 +62,21 @@ def test_cifar10_dvs(cifar):
     assert labels[place].tolist() == [[1]]  # as recorded: not augmented
 
 
+def test_frames_of_equal_duration(cifar):
+    from spikingjelly.datasets.utils import integrate_events_by_fixed_frames_number
+
+    x, _ = all_of(load(cifar, split_by="time").test)
+    expected = integrate_events_by_fixed_frames_number(recording(1, 9), "time", 3, 128, 128)
+    assert np.array_equal(x[:, 1], expected)
+    assert not torch.equal(x, all_of(load(cifar).test)[0])
+    assert (home(cifar) / "frames_number_3_split_by_time").is_dir()
+
+
+def edited_marker(root):
+    path = home(root) / "frames_number_3_split_by_number.complete.json"
+    path.write_text(path.read_text().replace('"bad": []', '"bad": [["events_np/bird/cifar10_bird_9.npz", "no"]]'))
+
+
 def changed(root) -> dict:
     return {path: path.stat().st_mtime_ns for path in sorted(frames_of(root).rglob("*.npz"))}
 
@@ -104,7 +119,16 @@ def recordings_changed(root):
 
 
 @pytest.mark.parametrize(
-    "damage", [no_marker, file_missing, file_cut_short, cut_short_by_spikingjelly, folder_missing, recordings_changed]
+    "damage",
+    [
+        no_marker,
+        file_missing,
+        file_cut_short,
+        cut_short_by_spikingjelly,
+        folder_missing,
+        recordings_changed,
+        edited_marker,
+    ],
 )
 def test_frames_that_are_not_whole_are_made_again(cifar, damage):
     load(cifar)
@@ -126,14 +150,14 @@ def test_frames_that_are_not_whole_are_made_again(cifar, damage):
 def test_an_interrupted_conversion_leaves_nothing(cifar, monkeypatch):
     integrated = []
 
-    def interrupted(kind, path, target, steps):
+    def interrupted(conversion, path):
         if len(integrated) == 10:
             raise KeyboardInterrupt
         integrated.append(path)
-        target.write_bytes(b"frames")
+        return np.zeros((3, 2, 128, 128))
 
     with monkeypatch.context() as patch:
-        patch.setattr(jelly, "_integrate", interrupted)
+        patch.setattr(jelly._Conversion, "_integrate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             load(cifar)
     assert [path.name for path in home(cifar).iterdir()] == ["events_np"]
@@ -141,11 +165,20 @@ def test_an_interrupted_conversion_leaves_nothing(cifar, monkeypatch):
     assert torch.equal(x[:, 0], counted(recording(0, 9), 3, 128, 128))
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", None])
+LIES = {
+    "outside": {"x": np.full(64, 128)},
+    "lengths": {"y": np.zeros(63, int)},
+    "fractions": {"x": np.full(64, 0.5)},
+    "polarities": {"p": np.full(64, 7)},
+    "objects": {"x": np.array([None] * 64)},
+}
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", *LIES])
 def test_a_corrupt_recording(cifar, content):
     path = home(cifar) / "events_np" / "bird" / "cifar10_bird_3.npz"
-    if content is None:
-        write_npz(path, {**recording(2, 3), "x": np.full(64, 128)})
+    if content in LIES:
+        write_npz(path, {**recording(2, 3), **LIES[content]})
     else:
         path.write_bytes(content)
     with pytest.raises(BadSampleError, match=r"^the sample \S+cifar10_bird_3\.npz cannot be read \(.+\): replace the"):
@@ -169,7 +202,20 @@ def test_frames_damaged_after_loading(cifar):
 
 def test_an_unfinished_set_of_recordings(cifar):
     (home(cifar) / "events_np.building").touch()
-    with pytest.raises(ValueError, match=r"^the conversion to \S+events_np was cut short: delete \S+events_np, "):
+    with pytest.raises(
+        ValueError,
+        match=r"^SpikingJelly's conversion to \S+events_np was cut short or is under way: wait for it, or delete",
+    ):
+        load(cifar)
+
+
+def test_linked_folders_of_recordings(cifar):
+    recordings = home(cifar) / "events_np"
+    (recordings / "bird").rename(cifar / "elsewhere")
+    (recordings / "bird").symlink_to(cifar / "elsewhere")
+    assert load(cifar).num_classes == 3
+    (cifar / "elsewhere" / "back").symlink_to(recordings)
+    with pytest.raises(ValueError, match=r"^the link \S+bird.back leads back to a folder that it is in: remove it\.$"):
         load(cifar)
 
 

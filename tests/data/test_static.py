@@ -88,6 +88,43 @@ def test_a_damaged_cifar(cifar):
         load_dataset("cifar10", root)
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"images": 1, "labels": [1]}, "there is no 'data'"),
+        ({"data": np.zeros((4, 3072), np.uint8)}, "there is no 'fine_labels'"),
+        ({"data": np.zeros((4, 5), np.uint8), "labels": [1] * 4}, "must match exactly"),
+        (
+            {"data": np.zeros((3, 3072), np.uint8), "labels": [1] * 4},
+            "4 labels for 19 samples|20 labels for 19 samples",
+        ),
+        ({"data": np.zeros((4, 3072), np.uint8), "labels": [10] * 4}, "has labels from 0 to 10, and there are 10 cl"),
+        (5, "."),
+    ],
+)
+def test_cifar_pickles_of_another_content(cifar, monkeypatch, content, reason):
+    root, _ = cifar
+    kind = torchvision.datasets.CIFAR10
+    entries = list(kind.train_list)
+    entries[2] = dump(root / kind.base_folder / "data_batch_3", content)
+    monkeypatch.setattr(kind, "train_list", entries)
+    with pytest.raises(ValueError, match=reason):
+        load_dataset("cifar10", root)
+
+
+def test_cifar_without_permission(cifar, monkeypatch):
+    root, _ = cifar
+
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(torchvision.datasets.cifar, "check_integrity", refuse)
+    with pytest.raises(
+        ValueError, match=r"^the files of CIFAR10 in \S+ are incomplete or damaged \(Permission denied\)"
+    ):
+        load_dataset("cifar10", root)
+
+
 @pytest.fixture
 def svhn(tmp_path, monkeypatch):
     """X is [32, 32, 3, N] and the digit 0 has the label 10."""
@@ -116,6 +153,28 @@ def test_svhn(svhn, inside):
     prepare = data.train.prepare
     assert (prepare.pad, prepare.flip, prepare.policy, prepare.cutout) == (2, False, False, 0)
     assert load_dataset("svhn", root, augment="none").train.prepare.pad == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"MATLAB 7.3 MAT-file, which is HDF5" + bytes(94) + b"\x00\x02IM", b"text"])
+def test_mat_files_of_another_version(svhn, monkeypatch, content):
+    root, _ = svhn
+    path = root / "svhn/train_32x32.mat"
+    path.write_bytes(content)
+    lists = {**torchvision.datasets.SVHN.split_list, "train": ["", path.name, hashlib.md5(content).hexdigest()]}
+    monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", lists)
+    with pytest.raises(
+        ValueError, match=r"^the files of SVHN in \S+ are incomplete or damaged \(.+\): unpack them again"
+    ):
+        load_dataset("svhn", root)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps(print)])
+def test_imagenet_with_another_meta_file(imagenet, content):
+    (imagenet / "imagenet/meta.bin").write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"^the files of ImageNet in \S+ are incomplete or damaged \(.+\): unpack them"
+    ):
+        load_dataset("imagenet", imagenet)
 
 
 @pytest.fixture

@@ -1,0 +1,77 @@
+"""Data out of a function of the user's own, "package.module:function", and whether it is what it says."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from ..own_functions import call_own, find_own
+from .base import BadSampleError, Dataset, MemorySource, Source
+from .items import from_pair
+
+ALWAYS = ("root", "steps", "on_bad_sample", "augment")
+"""What commands offer to every function; one that does not want it leaves it out of its parameters."""
+
+
+def own_dataset(reference: str, **options: Any) -> Dataset:
+    """What the function returns for those of the options that it takes: a `Dataset`, or a set to train and one to test
+    on, each with a length and (sample, label) by index.
+    """
+    taken = _taken(reference, options)
+    found = call_own(reference, **taken)
+    if isinstance(found, tuple | list) and len(found) == 2:
+        found = from_pair(*found, reference, options["steps"], options["on_bad_sample"])
+    if not isinstance(found, Dataset):
+        raise ValueError(
+            f"{reference} returned a {type(found).__name__}: return a stdl_engine.data.Dataset, or a pair of "
+            "torch.utils.data.Dataset to train and to test on."
+        )
+    _check_samples(found, reference, options["steps"])
+    return found
+
+
+def _taken(reference: str, options: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(find_own(reference)).parameters.values()
+    for parameter in parameters:
+        if parameter.default is parameter.empty and parameter.name not in options and not _gathers(parameter):
+            raise ValueError(
+                f"{reference} needs {parameter.name!r}, and is offered {', '.join(options)}: give it a default value."
+            )
+    names = [parameter.name for parameter in parameters if not _gathers(parameter)]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return options
+    for option in options:
+        if option not in names and option not in ALWAYS:
+            raise ValueError(f"{reference} has no option {option!r}: its options are {', '.join(names) or 'none'}.")
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _gathers(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+
+
+def _check_samples(data: Dataset, reference: str, steps: int) -> None:
+    expected = (steps, *data.in_shape) if data.events else tuple(data.in_shape)
+    for split, source in (("training", data.train), ("test", data.test)):
+        x = _first(source)
+        if tuple(x.shape) != expected:
+            raise ValueError(
+                f"{reference} promises samples of shape {expected}, and the first of the {split} set has "
+                f"{tuple(x.shape)}: make in_shape, events and steps those of the samples."
+            )
+        if not x.isfinite().all():
+            raise ValueError(f"the first sample of the {split} set of {reference} has values that are not finite.")
+
+
+def _first(source: Source) -> torch.Tensor:
+    if isinstance(source, MemorySource):
+        return source.batch(torch.zeros(1, dtype=torch.int64), None)[0][0]
+    for index in range(len(source)):
+        try:
+            return source.sample(index, None)[0]
+        except BadSampleError:
+            if source.on_bad_sample == "stop":
+                raise
+    raise ValueError(f"none of the {len(source)} samples can be read: replace them.")

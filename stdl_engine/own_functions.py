@@ -1,0 +1,75 @@
+"""Functions of the user's own that a recipe names, "package.module:function": found, called, and their errors told.
+
+The module is looked for in the current folder and then wherever Python looks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def call_own(reference: str, **arguments: Any) -> Any:
+    """What the function that `reference` names returns for these keyword arguments."""
+    function = find_own(reference)
+    names = ", ".join(arguments)
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"{reference} is called with the keyword arguments {names}, and does not take them ({error}): add **_ to "
+            "its parameters for those that it does not need."
+        ) from error
+    except ValueError:
+        pass  # some callables written in C have no signature to look at
+    try:
+        return function(**arguments)
+    except Exception as error:
+        raise ValueError(f"{reference} raised {_told(error)}.") from error
+
+
+def find_own(reference: str) -> Callable[..., Any]:
+    """The function that `reference` names."""
+    module_name, _, name = reference.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
+        raise ValueError(f'{reference!r} names no function: write "package.module:function".')
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:  # a command that pip installed does not look in the current folder
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ValueError(
+                f"there is no module {error.name} for {reference}: modules are looked for in {here} and where Python "
+                "looks."
+            ) from error
+        raise ValueError(f"importing {module_name} for {reference} raised {_told(error)}.") from error
+    except Exception as error:
+        raise ValueError(f"importing {module_name} for {reference} raised {_told(error)}.") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            offered = [n for n, value in vars(found).items() if callable(value) and not n.startswith("_")]
+            has = f"it has {', '.join(offered[:10])}" if offered else "it has no functions"
+            raise ValueError(f"{module_name} has no function {part!r} for {reference}: {has}.")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(f"{reference} is a {type(found).__name__}, which cannot be called: name a function.")
+    return found
+
+
+def _told(error: Exception) -> str:
+    """An error of the user's code in one line: its kind, what it says, and where it was raised."""
+    said = " ".join(str(error).split())
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {said}"
+    own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, importlib.__file__)]
+    own = [frame for frame in own if not frame.filename.startswith("<frozen")]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}{f': {said}' if said else ''}{place}"

@@ -1,0 +1,243 @@
+"""Runs every CPU kernel with all its operands against pages without access: `python -m tests.kernels.guarded`.
+
+Each operand ends where a page without access begins, and in a second round begins where one ends. A kernel that reads
+or writes outside an operand ends the process, and the last line printed names the kernel and the size. Operands that
+the kernels' callers make are guarded too: the functions that make them are replaced here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import functools
+import itertools
+import mmap
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stdl_engine import kernels
+from stdl_engine.kernels import cpu_threads
+from stdl_engine.kernels.bits import reference as bits_reference
+from stdl_engine.kernels.bits import unpack
+from stdl_engine.kernels.lif import lif_sequence
+from stdl_engine.kernels.lif import ops as lif_ops
+from stdl_engine.kernels.spike_conv import by_columns, spike_conv, spike_conv_weight_gradient
+
+PAGE = mmap.PAGESIZE
+SIZES = (1, 7, 8, 9, 2047, 2049, cpu_threads.CHUNK + 1)
+Case = tuple[str, Callable[[], None]]
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Guard:
+    """Tensors between pages without access, which they touch at one end."""
+
+    def __init__(self) -> None:
+        self.side = "behind"
+        """Where the page is that an operand touches: "behind" it or "before" it."""
+        self.starts: set[int] = set()
+        """Addresses of all operands made so far."""
+
+    def memory(self, size: int) -> tuple[mmap.mmap, int]:
+        """That many bytes: where they are, and at which offset."""
+        pages = -(-size // PAGE)
+        room = mmap.mmap(-1, (pages + 2) * PAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        for guard in (start, start + (pages + 1) * PAGE):
+            if _libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(PAGE), 0) != 0:
+                raise OSError(ctypes.get_errno(), "mprotect failed")
+        offset = PAGE if self.side == "before" else (pages + 1) * PAGE - size
+        self.starts.add(start + offset)
+        return room, offset
+
+    def tensor(self, like: Tensor) -> Tensor:
+        """A tensor of these numbers and these strides."""
+        if not like.numel() or type(like) is not Tensor or like.device.type != "cpu":
+            return like
+        last = sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+        room, offset = self.memory((last + 1) * like.element_size())
+        flat = torch.frombuffer(room, dtype=like.dtype, count=last + 1, offset=offset)
+        found = torch.tensor([], dtype=like.dtype)  # not a view of `flat`: such a one could not be overwritten
+        return found.set_(flat.untyped_storage(), 0, like.shape, like.stride()).copy_(like)
+
+    def array(self, like: np.ndarray) -> np.ndarray:
+        if not like.size or like.dtype.hasobject:
+            return like
+        room, offset = self.memory(like.nbytes)
+        return np.ndarray(like.shape, like.dtype, room, offset)
+
+    def guarding(self, make: Callable, wrap: Callable) -> Callable:
+        """The function that makes an operand, which is guarded then."""
+        return functools.wraps(make)(lambda *arguments, **options: wrap(make(*arguments, **options)))
+
+    def install(self) -> None:
+        """Guard whatever operands are made from now on, and check that no kernel is given one that is not."""
+        for name in ("empty", "empty_like", "empty_strided", "zeros", "zeros_like"):
+            setattr(torch, name, self.guarding(getattr(torch, name), self.tensor))
+        for name in ("new_empty", "new_zeros"):
+            setattr(Tensor, name, self.guarding(getattr(Tensor, name), self.tensor))
+        np.empty = self.guarding(np.empty, self.array)
+        compile_kernel = cpu_threads.compile_kernel
+        for module in list(sys.modules.values()):
+            if getattr(module, "compile_kernel", None) is compile_kernel:
+                module.compile_kernel = lambda *arguments: self.checked(compile_kernel(*arguments))
+
+    def checked(self, kernel: Callable) -> Callable:
+        """The kernel, which is called only with addresses of guarded operands."""
+
+        def call(reference) -> None:
+            record = reference._obj
+            numbers = {name: getattr(record, name) for name, kind in record._fields_ if kind is ctypes.c_int64}
+            addresses = {name: number for name, number in numbers.items() if number > 1 << 32}
+            loose = [name for name, address in addresses.items() if address not in self.starts]
+            if loose or not addresses:
+                raise AssertionError(f"operands without a guard: {', '.join(loose) or 'none at all'}")
+            kernel(reference)
+
+        call.address = kernel.address
+        return call
+
+
+class Placed(torch.autograd.Function):
+    """A tensor's numbers in guarded memory, as the output of an operation: it may be overwritten."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, guard: Guard) -> Tensor:
+        return guard.tensor(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def neuron_cases(guard: Guard) -> Iterator[Case]:
+    """Every neuron's operators on every size, forward and back from all that they return."""
+    for step, dtype, reset in (
+        ("exact", torch.float32, "soft"), ("exact", torch.bfloat16, "hard"), ("exact", torch.float64, "none"),
+        ("online", torch.float32, "hard"), ("online", torch.float16, "soft"), ("over its input", torch.float32, "soft"),
+        ("over its input", torch.bfloat16, "none"), ("sequence", torch.float32, "soft"),
+        ("sequence", torch.bfloat16, "hard"),
+    ):  # fmt: skip
+        for size in SIZES:
+            yield f"lif, {step}, {reset} reset, {dtype}, {size} neurons", partial(lif, guard, step, size, dtype, reset)
+    for (name, run), (step, dtype) in itertools.product(
+        {"plif": plif, "alif": alif}.items(),
+        (("exact", torch.float32), ("online", torch.float32), ("over its input", torch.bfloat16)),
+    ):
+        for size in SIZES:
+            yield f"{name}, {step}, {dtype}, {size} neurons", partial(run, guard, step, size, dtype)
+    for dtype, size in itertools.product((torch.float32, torch.bfloat16), SIZES):
+        yield f"unpack to {dtype}, {size} neurons", partial(unpacked, guard, size, dtype)
+
+
+def operands(guard: Guard, step: str, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """An input and two states; the input may be overwritten, the states require a gradient where they may."""
+    frames = (3,) if step == "sequence" else ()
+    x = torch.randn(*frames, size).to(dtype).requires_grad_()
+    states = [guard.tensor(torch.rand(size).to(lif_ops.STATE_DTYPE[dtype])) for _ in range(2)]
+    return Placed.apply(x, guard), *(state.requires_grad_(step in ("exact", "sequence")) for state in states)
+
+
+def go_back(guard: Guard, *results: Tensor) -> None:
+    """The gradients of everything, from random ones of the results, one after the other and together."""
+    results = [result for result in results if result.requires_grad]
+    grads = [guard.tensor(torch.randn(result.shape).to(result.dtype)) for result in results]
+    torch.autograd.backward(results, grads, retain_graph=True)
+    torch.autograd.backward(results[0], grads[0])
+
+
+def lif(guard: Guard, step: str, size: int, dtype: torch.dtype, reset: str) -> None:
+    x, m, _ = operands(guard, step, size, dtype)
+    if step == "exact":
+        go_back(guard, *kernels.lif_step(x, m, 0.5, reset=reset, pack=True))
+    elif step == "sequence":
+        go_back(guard, *lif_sequence(x, m, 0.5, reset=reset, pack=True))
+    else:
+        go_back(guard, kernels.lif_step_(x, m, 0.5, reset=reset, overwrite=step == "over its input"))
+
+
+def plif(guard: Guard, step: str, size: int, dtype: torch.dtype) -> None:
+    x, m, _ = operands(guard, step, size, dtype)
+    w = torch.zeros((), requires_grad=True)
+    online = {"online": step != "exact", "overwrite": step == "over its input"}
+    go_back(guard, *kernels.plif_step(x, m, w, pack=True, **online))
+
+
+def alif(guard: Guard, step: str, size: int, dtype: torch.dtype) -> None:
+    x, m, adaptation = operands(guard, step, size, dtype)
+    if step == "exact":
+        go_back(guard, *kernels.alif_step(x, m, adaptation, 0.5, pack=True))
+    else:
+        go_back(guard, kernels.alif_step_(x, m, adaptation, 0.5, overwrite=step == "over its input"))
+
+
+def unpacked(guard: Guard, size: int, dtype: torch.dtype) -> None:
+    spikes = (torch.randn(size) > 0).to(dtype)
+    packed = guard.tensor(bits_reference.pack(spikes))
+    if not torch.equal(unpack(packed, (size,), (1,), dtype), spikes):
+        raise AssertionError("other spikes")
+
+
+def convolution_cases(guard: Guard) -> Iterator[Case]:
+    """Convolutions of bits with an odd number of pixels, in both directions and by columns."""
+    for channels, out_channels, size, kernel, stride, padding in (
+        (16, 16, (1, 3), 3, 1, 1), (16, 48, (5, 7), 3, 1, 1), (32, 32, (7, 5), 3, 2, 1), (48, 16, (3, 3), 1, 1, 0),
+        (64, 32, (9, 3), 3, 2, 0), (16, 32, (23, 25), 3, 1, 1),
+    ):  # fmt: skip
+        shape = (3, channels, *size)
+        name = f"spike_conv, {shape}, {out_channels} channels, {kernel}×{kernel}, stride {stride}, padding {padding}"
+        yield name, partial(convolution, guard, shape, out_channels, kernel, [stride] * 2, [padding] * 2)
+
+
+def convolution(guard: Guard, shape: tuple, out_channels: int, kernel: int, stride: list, padding: list) -> None:
+    def innermost(t: Tensor) -> Tensor:
+        return guard.tensor(t.contiguous(memory_format=torch.channels_last))
+
+    spikes, weight = (torch.randn(shape) > 0).float(), torch.randn(out_channels, shape[1], kernel, kernel)
+    bits = guard.tensor(bits_reference.pack(spikes.contiguous(memory_format=torch.channels_last)))
+    expected = torch.nn.functional.conv2d(spikes, weight, None, stride, padding)
+    found = spike_conv(bits, innermost(weight), list(shape), stride, padding)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    grad = innermost(torch.randn(expected.shape))
+    spike_conv_weight_gradient(bits, grad, list(shape), list(weight.shape), stride, padding)
+    by_columns(grad, innermost(weight), shape, stride, padding)
+
+
+def check_guard(guard: Guard) -> None:
+    """Make sure that a kernel dies that writes one byte more than there is room for."""
+    child = os.fork()
+    if child == 0:
+        lif_ops.packed_size = lambda elements: (elements + 7) // 8 - 1
+        lif(guard, "exact", 17, torch.float32, "soft")
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGSEGV:
+        raise AssertionError(f"a kernel wrote outside its operand and ended with status {status}")
+
+
+def main() -> None:
+    guard = Guard()
+    guard.install()
+    torch.set_num_threads(1)  # Python sees what a kernel is given only if no other thread runs it
+    check_guard(guard)
+    faulthandler.enable()
+    cases = [*neuron_cases(guard), *convolution_cases(guard)]
+    for threads, guard.side in itertools.product((1, 2), ("behind", "before")):
+        torch.set_num_threads(threads)
+        for name, run in cases:
+            if threads == 1 or f" {SIZES[-1]} neurons" in name or name.startswith("spike_conv"):
+                print(f"{name}, a page without access {guard.side} each operand, threads: {threads}", flush=True)
+                run()
+                guard.starts.clear()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
