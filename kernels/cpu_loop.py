@@ -101,14 +101,8 @@ def surrogate_for(form: str) -> Callable:
     return inlined(gradient_for(form, cpu_math))
 
 
-@inlined
-def scaled(value, numbers):
-    """The current of a neuron whose input is the current itself."""
-    return numbers.scale * value
-
-
 @functools.cache
-def fire_for(dtype: torch.dtype, integrate: Callable, current: Callable, has_second: bool, writes_second: bool):
+def fire_for(dtype: torch.dtype, integrate: Callable, has_second: bool, writes_second: bool) -> Callable:
     """One step of a tile: integrate the current, fire, and write the new states and the spikes."""
     _, arithmetic, widen, narrow = element(dtype)
     one, zero = arithmetic(1), arithmetic(0)
@@ -116,7 +110,7 @@ def fire_for(dtype: torch.dtype, integrate: Callable, current: Callable, has_sec
     def fire(x, past_m, past_adaptation, m, adaptation, spikes, count, numbers):
         for k in range(np.uint64(count)):
             past = past_adaptation[k] if has_second else zero
-            v, new, level = integrate(past_m[k], past, current(widen(x[k]), numbers), numbers)
+            v, new, level = integrate(past_m[k], past, numbers.scale * widen(x[k]), numbers)
             m[k] = v
             if writes_second:
                 adaptation[k] = new
@@ -153,7 +147,7 @@ def _forward_kernel(
 ) -> tuple[Callable, type[ctypes.Structure]]:
     memory, arithmetic, *_ = element(dtype)
     record = _record(arithmetic, _FORWARD)
-    fire = fire_for(dtype, integrate, scaled, has_second, writes_second)
+    fire = fire_for(dtype, integrate, has_second, writes_second)
     maps, states = _tile_of(memory), _tile_of(arithmetic)
     item, width = np.dtype(memory).itemsize, np.dtype(arithmetic).itemsize
 

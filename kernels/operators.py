@@ -4,7 +4,8 @@ An `Operator` declares one in a few lines: what it computes, the shapes of its r
 read off the type hints, in which a NamedTuple stands for its fields. `torch.library.custom_op` would do as well, but a
 call through PyTorch's dispatcher takes longer than all the rest of a step on a few thousand neurons: `python -m bench
 call_overhead` prints both. So ordinary tensors go straight to the function. Through the dispatcher go those that
-somebody wants to see on their way: fake tensors, tensors under a dispatch mode, and all that is compiled or traced.
+somebody wants to see on their way: fake and meta tensors, tensors under a dispatch mode, and all that is compiled or
+traced.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ _grad_enabled, _any_requires_grad = torch.is_grad_enabled, torch._C._any_require
 
 
 def watched(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether somebody follows these tensors through the dispatcher: a compiler, a dispatch mode, a tensor's class."""
+    """Whether these are for the dispatcher: a compiler, a dispatch mode or a tensor's class follows them, or they have no
+    data."""
     if torch.compiler.is_dynamo_compiling() or _dispatch_modes() or _tracing():
         return True
     for tensor in tensors:
-        kind = type(tensor)
-        if kind is not Tensor and kind is not torch.nn.Parameter and tensor is not None:
-            return True
+        if tensor is not None:
+            kind = type(tensor)
+            if (kind is not Tensor and kind is not torch.nn.Parameter) or tensor.is_meta:
+                return True
     return False
 
 
@@ -202,8 +205,8 @@ class Operator:
     def _under_transform(self, arguments: Sequence[Any]) -> Any:
         if self._changed:
             raise RuntimeError(
-                f"{self.name} writes over its state, which the transforms of torch.func cannot follow: use the step that "
-                "returns a new state (the name without an underscore at its end)."
+                f"{self.name} writes over its state, which the transforms of torch.func cannot follow: make the layer with "
+                "online=False, or call the step that returns a new state (the name without an underscore at its end)."
             )
         return self._transformed.apply(*arguments)
 

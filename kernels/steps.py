@@ -229,7 +229,8 @@ class Steps:
     def _go_back(self, ctx, grad_spikes, grad_m, grad_adaptation, *_):
         if not ctx.options.advance:
             grad_adaptation = None
-        if grad_spikes is None and grad_m is None and (grad_adaptation is None or not ctx.past):
+        reaches_past = ctx.past or ctx.call.sequence  # of a sequence the past is also its steps before
+        if grad_spikes is None and grad_m is None and (grad_adaptation is None or not reaches_past):
             return (None,) * 6
         *states, w = saved_tensors(ctx, f"the fused {self.name.upper()} neuron")
         upstream = grad_spikes, grad_m, grad_adaptation
