@@ -237,7 +237,10 @@ def _backward_kernel(
                         _fill(states(from_adaptation), nothing, count)
                 for t in range(steps - 1, -1, -1):
                     start = t * n + first
-                    past, past_adaptation = args.m_kept + (start - n) * width, args.adaptation_kept + (start - n) * width
+                    past, past_adaptation = (
+                        args.m_kept + (start - n) * width,
+                        args.adaptation_kept + (start - n) * width,
+                    )
                     turn = (steps - t) % 2 * TILE * width
                     to_m, to_adaptation = carry + turn, carry + turn + 2 * TILE * width
                     if t == 0:

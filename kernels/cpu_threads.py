@@ -25,7 +25,8 @@ CHUNK = 32768
 """Neurons a worker takes at a time: 128 KiB a float32 operand, so a chunk's operands stay in the second-level cache."""
 
 
-# "numpy" divides as C does; Python's check for a zero divisor is a branch that keeps loops from vectorising (7x slower).
+# "numpy" divides as C does; Python's check for a zero divisor is a branch that keeps loops from vectorising (7 times
+# slower).
 _OPTIONS = {"error_model": "numpy"}
 inlined = numba.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
 """For functions that compiled loops call, and nobody else: LLVM puts them into the loop. Without entries for Python and

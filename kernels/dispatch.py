@@ -10,7 +10,11 @@ from types import ModuleType
 import torch
 
 BACKENDS = ("auto", "triton", "cpu", "reference")
-_BY_DEVICE = {"cuda": "triton", "cpu": "cpu", "meta": "cpu"}  # ROCm devices are "cuda"; on meta only shapes are asked for
+_BY_DEVICE = {
+    "cuda": "triton",
+    "cpu": "cpu",
+    "meta": "cpu",
+}  # ROCm devices are "cuda"; on meta only shapes are asked for
 
 
 def interpreting() -> bool:

@@ -74,7 +74,7 @@ def _forward(source: triton.JITFunction, pack: bool, many: bool, shared: tuple[s
 
 def _backward(source: triton.JITFunction, online: bool, many: bool, shared: tuple[str, ...] = (), **own: Any) -> Kernel:
     # One step online has no past, one exact step has all of it; a sequence begins at a constant.
-    past = {name: not (online or many) for name in ("HAS_GRAD_M", "HAS_PAST", *own.pop("more_past", ()))}
+    past = dict.fromkeys(("HAS_GRAD_M", "HAS_PAST", *own.pop("more_past", ())), not (online or many))
     choices = {"SURROGATE": surrogate("triangle"), "DETACH_RESET": online, "HAS_GRAD_SPIKES": True}
     choices |= {"MANY": many, "ONLINE": online}
     return Kernel(source, ("p_grad_spikes", "p_grad_x"), choices | past | own, shared, in_loop=many and not online)

@@ -49,8 +49,8 @@ def empty_like(pattern: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def is_in_steps(x: Tensor, pattern: Tensor | None = None) -> bool:
-    """Whether the steps of a sequence lie one after the other in memory, each dense, or in the order of the dense tensor
-    `pattern`."""
+    """Whether the steps of a sequence lie one after the other in memory, each dense, or in the order of the dense
+    tensor `pattern`."""
     step = x[0]
     ordered = is_dense(step) if pattern is None else same_order(step, pattern)
     return ordered and (len(x) == 1 or x.stride(0) == step.numel())

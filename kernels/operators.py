@@ -29,8 +29,8 @@ _grad_enabled, _any_requires_grad = torch.is_grad_enabled, torch._C._any_require
 
 
 def watched(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether these are for the dispatcher: a compiler, a dispatch mode or a tensor's class follows them, or they have no
-    data."""
+    """Whether these are for the dispatcher: a compiler, a dispatch mode or a tensor's class follows them, or they have
+    no data."""
     if torch.compiler.is_dynamo_compiling() or _dispatch_modes() or _tracing():
         return True
     for tensor in tensors:
@@ -205,8 +205,8 @@ class Operator:
     def _under_transform(self, arguments: Sequence[Any]) -> Any:
         if self._changed:
             raise RuntimeError(
-                f"{self.name} writes over its state, which the transforms of torch.func cannot follow: make the layer with "
-                "online=False, or call the step that returns a new state (the name without an underscore at its end)."
+                f"{self.name} writes over its state, which the transforms of torch.func cannot follow: make the layer "
+                "with online=False, or call the step that returns a new state (its name has no underscore at the end)."
             )
         return self._transformed.apply(*arguments)
 
@@ -236,7 +236,9 @@ class Operator:
         results = []
         for index in range(info.batch_size):
             pairs = zip(arguments, in_dims, strict=True)
-            results.append(self(*(a.select(d, index) if isinstance(a, Tensor) and d is not None else a for a, d in pairs)))
+            results.append(
+                self(*(a.select(d, index) if isinstance(a, Tensor) and d is not None else a for a, d in pairs))
+            )
         if not isinstance(results[0], tuple):
             return torch.stack(results), 0
         stacked = tuple(None if of_all[0] is None else torch.stack(of_all) for of_all in zip(*results, strict=True))

@@ -1,8 +1,8 @@
 """The LIF steps as Triton kernels, for CUDA and ROCm (and, with TRITON_INTERPRET=1, on CPU for tests); PLIF's too.
 
-PLIF is LIF with its decay in memory (LEARNED): it is read from the device, so that no step waits for it. Its gradient is
-a sum over all neurons: each program writes the sum of its own, and `plif_grad_w` adds those up, both in an order that
-never changes.
+PLIF is LIF with its decay in memory (LEARNED): it is read from the device, so that no step waits for it. Its gradient
+is a sum over all neurons: each program writes the sum of its own, and `plif_grad_w` adds those up, both in an order
+that never changes.
 """
 
 from __future__ import annotations

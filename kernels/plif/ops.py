@@ -141,8 +141,8 @@ def plif_sequence_(
     backend: str = "auto",
     overwrite: bool = False,
 ) -> Tensor:
-    """The online steps of a whole sequence in one kernel: `plif_step_` step by step, but for one sum for `w` in place of
-    T. All else as for `lif_sequence_`.
+    """The online steps of a whole sequence in one kernel: `plif_step_` step by step, but for one sum for `w` in place
+    of T. All else as for `lif_sequence_`.
 
     Example:
         >>> m = torch.zeros(1)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from ..kernels import dispatch
 from ..kernels.lif.ops import STATE_DTYPE
 
-
 OUTSIDE = -1
 """The number of the backward that runs, where none does."""
 
@@ -97,8 +96,8 @@ class Neuron(nn.Module):
         elif self._placed_in != backward:
             raise RuntimeError(
                 f"backward runs a forward of {type(self).__name__} again, on a state that has advanced since, which "
-                "would give wrong gradients: leave neurons out of torch.utils.checkpoint, or put a whole sequence in it "
-                "and call reset_states(model) between forward and backward."
+                "would give wrong gradients: leave neurons out of torch.utils.checkpoint, or put a whole sequence in "
+                "it and call reset_states(model) between forward and backward."
             )
 
     def prepare(self, x: Tensor) -> None:

@@ -28,8 +28,8 @@ class FusedPLIF(LeakyNeuron):
         scale_by_decay: the input's factor follows the decay. SpikingJelly's `ParametricLIFNode(init_tau,
             decay_input=True)` is `decay=1 - 1/init_tau, scale_by_decay=True`; its `w` is minus ours.
 
-    `w` is the one parameter, a single number in one dimension, as fully_shard wants it. `membrane` is the state m, before reset, in float32; None before the
-    first step and after `reset()`.
+    `w` is the one parameter, a single number in one dimension, as fully_shard wants it. `membrane` is the state m,
+    before reset, in float32; None before the first step and after `reset()`.
 
     Example:
         >>> plif = FusedPLIF(decay=0.5)
