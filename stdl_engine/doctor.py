@@ -113,7 +113,7 @@ def cpu_model() -> str:
 def gpu() -> Iterator[tuple[str, str]]:
     if not torch.cuda.is_available():
         yield "devices", "none"
-        interpreter = "Triton's interpreter, for backend \"triton\" on CPU tensors"
+        interpreter = 'the interpreter of Triton, for backend "triton" on CPU tensors'
         compiler = "none; python -m stdl_engine.kernels.inspect compiles the kernels without a GPU"
         yield "Triton target", interpreter if dispatch.interpreting() else compiler
         return
