@@ -41,6 +41,9 @@ EXPECTED = {  # bytes read and written by dtype: the state is float32, the rest 
     "alif_sequence_bwd": lambda io: (4 + 4 + io, io),
     "alif_online_sequence_bwd": lambda io: (4 + 4 + io, io),
 }
+# At most 64 a thread: an SM of 65,536 registers holds 1,024 threads or more. With two states, or a state and a sum,
+# carried through time it holds 768.
+REGISTERS = {"plif_sequence_bwd": 80, "alif_sequence_fwd": 80, "alif_sequence_bwd": 80}
 DUMP_INTERMEDIATE = """
 import json
 from stdl_engine.kernels.inspect import DTYPES, KERNELS, TARGETS, Kernel, compile_kernel, resources
@@ -96,7 +99,7 @@ def test_figures(rows, kernel, dtype, target):
     assert (row["bytes_read"], row["bytes_written"]) == EXPECTED[kernel](ITEMSIZE[dtype])
     assert row["vector_bits"] == 128
     assert row["spills"] == 0
-    assert 0 < row["registers"] <= 64  # at most 64 a thread: an SM of 65,536 registers holds 1,024 threads or more
+    assert 0 < row["registers"] <= REGISTERS.get(kernel, 64)
 
 
 @pytest.fixture(scope="module")
