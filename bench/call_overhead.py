@@ -2,7 +2,8 @@
 
 At that size time goes to Python and autograd, not to the arithmetic. The CPU kernel alone, `lif_step_`, FusedLIF and
 other libraries' layers; forward with the input wanting a gradient, and forward with backward. The layers are those of
-bench/peers.py but for torch.compile; torch.relu is there for scale.
+bench/peers.py but for torch.compile; torch.relu is there for scale. One exact step is declared twice, as an `Operator`
+of kernels/operators.py and by torch.library.custom_op: what the two differ by is the cost of the declaration.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ import torch
 from torch import Tensor
 
 from stdl_engine import Triangle, lif_step_
+from stdl_engine.kernels.lif import cpu
+from stdl_engine.kernels.lif.ops import Options
+from stdl_engine.kernels.operands import Backward, Forward
+from stdl_engine.kernels.operators import Operator
 
 from .agreement import difference
 from .cpu_bandwidth import OnlineStep
@@ -31,6 +36,7 @@ def run(session: Session) -> None:
     x.requires_grad_()
     steps: dict[str, Callable[[Tensor], Tensor]] = {"torch.relu": torch.relu, "lif_step_": online_step()}
     steps["FusedLIF(online=True)"] = fused(online=True, T=1).step
+    steps |= declared_twice()
     for name, contender in CONTENDERS.items():
         if name == "torch.compile":
             continue
@@ -54,6 +60,52 @@ def online_step() -> Callable[[Tensor], Tensor]:
     """The function under FusedLIF, its options given once."""
     m, surrogate = torch.zeros(NEURONS), Triangle(1.0)
     return lambda x: lif_step_(x, m, surrogate=surrogate)
+
+
+@functools.cache
+def declared_twice() -> dict[str, Callable[[Tensor], Tensor]]:
+    """A LIF step and its gradient in the input, the same functions in both declarations."""
+    options = Options.checked(0.1, 1.0, "soft", 0.0, 1.0, True, "triangle", "cpu")
+
+    def empty(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(x), torch.empty_like(m)
+
+    def advance(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        spikes, new = empty(x, m)
+        cpu.forward(Forward(1, x, m, new, spikes), options)
+        return spikes, new
+
+    def go_back(m: Tensor, grad: Tensor) -> Tensor:
+        grad_x = torch.empty_like(grad)
+        cpu.backward(Backward(1, m, grad_x, grad, online=True), options)
+        return grad_x
+
+    def keep(ctx, inputs, output) -> None:
+        ctx.save_for_backward(output[1])
+
+    types = {"x": Tensor, "m": Tensor, "grad": Tensor}  # annotations in this module are strings
+    returns = {advance: tuple[Tensor, Tensor], go_back: Tensor}
+    for function, result in returns.items():
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        function.__annotations__ = {name: types[name] for name in names} | {"return": result}
+
+    back = Operator("bench_backward", go_back, lambda m, grad: torch.empty_like(grad))
+    step = Operator(
+        "bench_step", advance, empty, keep=keep,
+        backward=lambda ctx, grad, _: (back(ctx.saved_tensors[0], grad.contiguous()), None),
+    )  # fmt: skip
+    custom_back = torch.library.custom_op("stdl_bench::backward", go_back, mutates_args=())
+    custom_back.register_fake(lambda m, grad: torch.empty_like(grad))
+    custom_step = torch.library.custom_op("stdl_bench::step", advance, mutates_args=())
+    custom_step.register_fake(empty)
+    custom_step.register_autograd(
+        lambda ctx, grad, _: (custom_back(ctx.saved_tensors[0], grad.contiguous()), None), setup_context=keep
+    )
+    m = torch.zeros(NEURONS)
+    return {
+        "a step as an Operator": lambda x: step(x, m)[0],
+        "a step as a torch.library.custom_op": lambda x: custom_step(x, m)[0],
+    }
 
 
 def from_reset(layer: Layer) -> Callable[[Tensor], Tensor]:

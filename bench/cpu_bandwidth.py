@@ -13,6 +13,8 @@ import torch
 from stdl_engine import FusedLIF
 from stdl_engine.kernels.bits import packed_size
 from stdl_engine.kernels.lif import cpu
+from stdl_engine.kernels.lif.ops import Options
+from stdl_engine.kernels.operands import Backward, Forward
 from stdl_engine.kernels.surrogate import SURROGATES, Surrogate, Triangle
 
 from .session import Session
@@ -23,7 +25,6 @@ DEVICE = "cpu"
 SIZES = (4_000_000, 16_000_000)
 DTYPES = (torch.float32, torch.bfloat16)
 TARGET = 0.7
-LIF = {"decay": 0.1, "threshold": 1.0, "reset": "soft", "reset_value": 0.0, "scale": 1.0}
 
 
 def run(session: Session) -> None:
@@ -76,17 +77,16 @@ class OnlineStep:
         self.x, self.m = torch.randn(neurons).to(dtype), torch.randn(neurons)
         self.spikes, self.bits = torch.zeros_like(self.x), torch.zeros(packed_size(neurons), dtype=torch.uint8)
         self.grad_spikes, self.grad_x = torch.randn(neurons).to(dtype), torch.zeros_like(self.x)
-        a, b = surrogate.constants
-        self.gradient = {"detach_reset": True, "form": surrogate.form, "a": a, "b": b}
+        self.options = Options.checked(0.1, 1.0, "soft", 0.0, 1.0, True, surrogate, "cpu")
         element, state = self.x.element_size(), self.m.element_size()
         self.forward_bytes = neurons * 2 * (element + state) + self.bits.numel()
         self.backward_bytes = neurons * (state + 2 * element)
 
     def forward(self) -> None:
-        cpu.forward(self.x, self.m, self.m, self.spikes, self.bits, **LIF)
+        cpu.forward(Forward(1, self.x, self.m, self.m, self.spikes, self.bits), self.options)
 
     def backward(self) -> None:
-        cpu.backward(self.m, self.grad_spikes, None, None, self.grad_x, None, **LIF, **self.gradient)
+        cpu.backward(Backward(1, self.m, self.grad_x, self.grad_spikes, online=True), self.options)
 
 
 class Layer:

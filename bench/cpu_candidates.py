@@ -170,15 +170,16 @@ class Tensors:
 
 def build_numba() -> tuple[Callable[..., object], Callable[..., object]]:
     from stdl_engine.kernels.lif import cpu
+    from stdl_engine.kernels.lif.ops import Options
+    from stdl_engine.kernels.operands import Backward, Forward
 
-    lif = {"decay": DECAY, "threshold": THRESHOLD, "reset": "soft", "reset_value": 0.0, "scale": 1.0}
-    gradient = {"detach_reset": True, "form": "triangle", "a": 1.0, "b": 1.0}
+    options = Options.checked(DECAY, THRESHOLD, "soft", 0.0, 1.0, True, "triangle", "cpu")
 
     def forward(x, m, spikes, bits):
-        cpu.forward(x, m, m, spikes, bits, **lif)
+        cpu.forward(Forward(1, x, m, m, spikes, bits), options)
 
     def backward(m, grad_spikes, grad_x):
-        cpu.backward(m, grad_spikes, None, None, grad_x, None, **lif, **gradient)
+        cpu.backward(Backward(1, m, grad_x, grad_spikes, online=True), options)
 
     return forward, backward
 

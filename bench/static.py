@@ -45,12 +45,19 @@ MINIMUM = {
     "lif_bwd": Moves(4),  # m, the m before, m's gradient in; the gradient of the m before out
     "lif_sequence_fwd": Moves(1, bits=True),  # m is written for backward, never read
     "lif_sequence_bwd": Moves(1),
+    "lif_online_sequence_bwd": Moves(1),
     "plif_online_fwd": Moves(2, bits=True),
     "plif_online_bwd": Moves(2),  # the m before, for the decay's gradient
     "plif_bwd": Moves(4),
+    "plif_sequence_fwd": Moves(1, bits=True),
+    "plif_sequence_bwd": Moves(1),
+    "plif_online_sequence_bwd": Moves(2),
     "alif_online_fwd": Moves(4, bits=True),  # two states
     "alif_online_bwd": Moves(2),
     "alif_bwd": Moves(8),
+    "alif_sequence_fwd": Moves(2, bits=True),
+    "alif_sequence_bwd": Moves(2),
+    "alif_online_sequence_bwd": Moves(2),
 }
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 COLUMNS = {
@@ -114,11 +121,12 @@ def against_spikingjelly(session: Session) -> None:
 def our_figures(name: str, T: int) -> dict[str, Any]:
     """Bytes a neuron and step of one of our kernels over T steps, what is outside its loop included."""
     from stdl_engine.kernels.inspect import KERNELS, TARGETS, compile_kernel
+    from stdl_engine.kernels.triton_tile import BLOCK, THREADS
 
     kernel = KERNELS[name]
     compiled = compile_kernel(kernel, "float32", TARGETS[TARGET])
     per_thread = thread_bytes(compiled.asm["ptx"], T - 1)  # the last step stands after the loop
-    return _figures(per_thread * kernel.module.THREADS / kernel.module.BLOCK / T, compiled)
+    return _figures(per_thread * THREADS / BLOCK / T, compiled)
 
 
 def jelly_figures(direction: str, T: int) -> dict[str, Any]:

@@ -25,6 +25,14 @@ CHUNK = 32768
 """Neurons a worker takes at a time: 128 KiB a float32 operand, so a chunk's operands stay in the second-level cache."""
 
 
+# "numpy" divides as C does; Python's check for a zero divisor is a branch that keeps loops from vectorising (7 times
+# slower).
+_OPTIONS = {"error_model": "numpy"}
+inlined = numba.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
+"""For functions that compiled loops call, and nobody else: LLVM puts them into the loop. Without entries for Python and
+C each takes half as long to compile."""
+
+
 def _counter(field: int, says: str) -> Callable:
     """A function for compiled loops that takes the next number of a record's field, an int64, atomically."""
 
@@ -53,23 +61,26 @@ def pointer(typingctx, address):
 
 
 @intrinsic
-def at_least_8(typingctx, array, first, threshold):
-    """Eight comparisons `array[first + i] >= threshold` as one byte, bit i for element i, in one vector instruction."""
+def address(typingctx, data):
+    """The integer address of a pointer, to count from."""
+    return types.int64(data), lambda context, builder, signature, args: builder.ptrtoint(args[0], ir.IntType(64))
+
+
+@intrinsic
+def nonzero_8(typingctx, array, first):
+    """Eight comparisons `array[first + i] != 0` as one byte, bit i for element i, in one vector instruction."""
 
     def generate(context, builder, signature, args):
         array_type = signature.args[0]
-        element = context.get_data_type(array_type.dtype)
-        vector = ir.VectorType(element, 8)
+        vector = ir.VectorType(context.get_data_type(array_type.dtype), 8)
         data = builder.gep(context.make_array(array_type)(context, builder, args[0]).data, [args[1]])
         values = builder.load(builder.bitcast(data, vector.as_pointer()), align=array_type.dtype.bitwidth // 8)
-        undefined = ir.Constant(vector, ir.Undefined)
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
-        limit = builder.shuffle_vector(
-            builder.insert_element(undefined, args[2], ir.Constant(ir.IntType(32), 0)), undefined, lanes
-        )
-        return builder.bitcast(builder.fcmp_ordered(">=", values, limit), ir.IntType(8))
+        zero = ir.Constant(vector, None)
+        is_float = isinstance(array_type.dtype, types.Float)
+        differ = builder.fcmp_unordered("!=", values, zero) if is_float else builder.icmp_unsigned("!=", values, zero)
+        return builder.bitcast(differ, ir.IntType(8))
 
-    return types.uint8(array, first, threshold), generate
+    return types.uint8(array, first), generate
 
 
 _C_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -77,9 +88,7 @@ _C_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 def compile_kernel(body: Callable, record: type[ctypes.Structure]) -> Callable:
     """Compile `body(record_pointer)` to a C function; `record` starts with an int64 ticket."""
-    # "numpy" divides as C does; Python's check for a zero divisor is a branch that keeps loops from vectorising (7x
-    # slower).
-    entry = numba.cfunc(types.void(types.CPointer(numba.from_dtype(np.dtype(record)))), error_model="numpy")(body)
+    entry = numba.cfunc(types.void(types.CPointer(numba.from_dtype(np.dtype(record)))), **_OPTIONS)(body)
     function = _C_FUNCTION(entry.address)
     function.address, function.keep_alive = entry.address, entry
     return function
@@ -87,7 +96,10 @@ def compile_kernel(body: Callable, record: type[ctypes.Structure]) -> Callable:
 
 def run(kernel: Callable, record: ctypes.Structure, elements: int) -> None:
     """Run a kernel over `elements` neurons with as many threads as torch would use."""
-    run_on(workers_for(-(-elements // CHUNK)), kernel, record)
+    if elements <= CHUNK:
+        kernel(ctypes.byref(record))
+    else:
+        run_on(workers_for(-(-elements // CHUNK)), kernel, record)
 
 
 def workers_for(tickets: int) -> int:

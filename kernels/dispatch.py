@@ -10,6 +10,11 @@ from types import ModuleType
 import torch
 
 BACKENDS = ("auto", "triton", "cpu", "reference")
+_BY_DEVICE = {
+    "cuda": "triton",
+    "cpu": "cpu",
+    "meta": "cpu",
+}  # ROCm devices are "cuda"; on meta only shapes are asked for
 
 
 def interpreting() -> bool:
@@ -30,9 +35,9 @@ def check_name(backend: str) -> None:
         raise ValueError(f"unknown backend {backend!r}: pass one of {', '.join(BACKENDS)}.")
 
 
-def kernels(package: str, backend: str, device: torch.device, *, prefix: str = "") -> ModuleType:
-    """The kernels of a neuron's folder for tensors on `device`: its module "triton" or "cpu", after a prefix."""
-    return _module(package, prefix + choose(backend, device))
+def kernels(package: str, backend: str, device: torch.device) -> ModuleType:
+    """The kernels of a folder for tensors on `device`: its module "triton" or "cpu"."""
+    return _module(package, choose(backend, device))
 
 
 @functools.cache
@@ -45,16 +50,13 @@ def choose(backend: str, device: torch.device) -> str:
 
     One asked for by name that cannot run is an error.
     """
-    check_name(backend)
     if backend == "auto":
-        # ROCm devices are "cuda"; on meta only shapes are asked for.
-        by_device = {"cuda": "triton", "cpu": "cpu", "meta": "cpu"}
-        if device.type not in by_device:
-            raise ValueError(
-                f'no fused kernel for device {device.type!r}: pass backend="reference", or move the tensors to cuda or '
-                "cpu."
-            )
-        return by_device[device.type]
+        if device.type in _BY_DEVICE:
+            return _BY_DEVICE[device.type]
+        raise ValueError(
+            f'no fused kernel for device {device.type!r}: pass backend="reference", or move the tensors to cuda or cpu.'
+        )
+    check_name(backend)
     if backend == "cpu" and device.type != "cpu":
         raise ValueError(
             f'backend "cpu" cannot run on {device.type} tensors: move them to the CPU, or pass backend="auto".'

@@ -25,7 +25,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import triton
@@ -35,9 +34,8 @@ from triton.compiler import ASTSource, CompiledKernel, make_backend
 from ..extras import extra
 from . import dispatch
 from .alif import triton as alif
-from .lif import multistep_triton as multistep
 from .lif import triton as lif
-from .plif import triton as plif
+from .triton_tile import BLOCK, THREADS, surrogate
 
 with extra("train", __name__):
     import rich
@@ -58,9 +56,7 @@ DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 class Kernel:
     """A Triton source of a neuron's `triton.py` with its compile-time choices."""
 
-    module: ModuleType
-    """Holds the source, and the BLOCK and THREADS it is launched with."""
-    source: str
+    source: triton.JITFunction
     io: tuple[str, ...]
     """Pointers to the caller's dtype. Of the others `p_bits` is to bytes, the rest to float32 state."""
     constants: dict[str, Any]
@@ -71,51 +67,48 @@ class Kernel:
     """Whether it loops over time steps."""
 
 
-_BWD = {"SURROGATE": lif.surrogate("triangle"), "RESET": "soft", "HAS_GRAD_SPIKES": True}
-_PLIF = {"SCALE_BY_DECAY": False}
-_ALIF = {"SURROGATE": lif.surrogate("triangle"), "ADVANCE": True, "HAS_GRAD_SPIKES": True}
+def _forward(source: triton.JITFunction, pack: bool, many: bool, shared: tuple[str, ...] = (), **own: Any) -> Kernel:
+    choices = {"PACK": pack, "MANY": many, "KEEP": many} | own
+    return Kernel(source, ("p_x", "p_spikes"), choices, shared, in_loop=many)
+
+
+def _backward(source: triton.JITFunction, online: bool, many: bool, shared: tuple[str, ...] = (), **own: Any) -> Kernel:
+    # One step online has no past, one exact step has all of it; a sequence begins at a constant.
+    past = dict.fromkeys(("HAS_GRAD_M", "HAS_PAST", *own.pop("more_past", ())), not (online or many))
+    choices = {"SURROGATE": surrogate("triangle"), "DETACH_RESET": online, "HAS_GRAD_SPIKES": True}
+    choices |= {"MANY": many, "ONLINE": online}
+    return Kernel(source, ("p_grad_spikes", "p_grad_x"), choices | past | own, shared, in_loop=many and not online)
+
+
+_LIF = {"RESET": "soft", "LEARNED": False, "SCALE_BY_DECAY": False}
+_LIF_BACK = _LIF | {"HAS_GRAD_W": False}
+_PLIF = _LIF | {"LEARNED": True, "shared": ("p_decay",)}
+_PLIF_BACK = _PLIF | {"HAS_GRAD_W": True, "shared": ("p_decay", "p_partial")}
+_PLIF_ONLINE_BACK = _PLIF_BACK | {"shared": ("p_partial",)}
+_ALIF = {"ADVANCE": True}
+_ALIF_BACK = _ALIF | {"more_past": ("HAS_GRAD_ADAPT",)}
 KERNELS = {
-    "lif_online_fwd": Kernel(lif, "lif_fwd", ("p_x", "p_spikes"), {"RESET": "soft", "PACK": True}),
-    "lif_online_bwd": Kernel(
-        lif, "lif_bwd", ("p_grad_spikes", "p_grad_x"),
-        _BWD | {"DETACH_RESET": True, "HAS_GRAD_M": False, "HAS_PAST": False},
-    ),
-    "lif_fwd": Kernel(lif, "lif_fwd", ("p_x", "p_spikes"), {"RESET": "soft", "PACK": False}),
-    "lif_bwd": Kernel(
-        lif, "lif_bwd", ("p_grad_spikes", "p_grad_x"),
-        _BWD | {"DETACH_RESET": False, "HAS_GRAD_M": True, "HAS_PAST": True},
-    ),
-    "lif_sequence_fwd": Kernel(
-        multistep, "lif_sequence_fwd", ("p_x", "p_spikes"), {"RESET": "soft", "PACK": True, "KEEP": True},
-        in_loop=True,
-    ),
-    "lif_sequence_bwd": Kernel(
-        multistep, "lif_sequence_bwd", ("p_grad_spikes", "p_grad_x"),
-        _BWD | {"DETACH_RESET": False, "HAS_GRAD_LAST": False, "HAS_PAST": False}, in_loop=True,
-    ),
-    "plif_online_fwd": Kernel(
-        plif, "plif_fwd", ("p_x", "p_spikes"), _PLIF | {"RESET": "soft", "PACK": True}, shared=("p_decay",)
-    ),
-    "plif_online_bwd": Kernel(
-        plif, "plif_bwd", ("p_grad_spikes", "p_grad_x"),
-        _PLIF | _BWD | {"DETACH_RESET": True, "HAS_GRAD_M": False, "HAS_PAST": False, "HAS_GRAD_W": True},
-        shared=("p_partial",),
-    ),
-    "plif_bwd": Kernel(
-        plif, "plif_bwd", ("p_grad_spikes", "p_grad_x"),
-        _PLIF | _BWD | {"DETACH_RESET": False, "HAS_GRAD_M": True, "HAS_PAST": True, "HAS_GRAD_W": True},
-        shared=("p_decay", "p_partial"),
-    ),
-    "alif_online_fwd": Kernel(alif, "alif_fwd", ("p_x", "p_spikes"), {"ADVANCE": True, "PACK": True}),
-    "alif_online_bwd": Kernel(
-        alif, "alif_bwd", ("p_grad_spikes", "p_grad_x"),
-        _ALIF | {"DETACH_RESET": True, "HAS_GRAD_M": False, "HAS_GRAD_ADAPT": False, "HAS_PAST": False},
-    ),
-    "alif_bwd": Kernel(
-        alif, "alif_bwd", ("p_grad_spikes", "p_grad_x"),
-        _ALIF | {"DETACH_RESET": False, "HAS_GRAD_M": True, "HAS_GRAD_ADAPT": True, "HAS_PAST": True},
-    ),
-}  # fmt: skip
+    "lif_online_fwd": _forward(lif.lif_fwd, pack=True, many=False, **_LIF),
+    "lif_online_bwd": _backward(lif.lif_bwd, online=True, many=False, **_LIF_BACK),
+    "lif_fwd": _forward(lif.lif_fwd, pack=False, many=False, **_LIF),
+    "lif_bwd": _backward(lif.lif_bwd, online=False, many=False, **_LIF_BACK),
+    "lif_sequence_fwd": _forward(lif.lif_fwd, pack=True, many=True, **_LIF),
+    "lif_sequence_bwd": _backward(lif.lif_bwd, online=False, many=True, **_LIF_BACK),
+    "lif_online_sequence_bwd": _backward(lif.lif_bwd, online=True, many=True, **_LIF_BACK),
+    "plif_online_fwd": _forward(lif.lif_fwd, pack=True, many=False, **_PLIF),
+    "plif_online_bwd": _backward(lif.lif_bwd, online=True, many=False, **_PLIF_ONLINE_BACK),
+    "plif_bwd": _backward(lif.lif_bwd, online=False, many=False, **_PLIF_BACK),
+    "plif_sequence_fwd": _forward(lif.lif_fwd, pack=True, many=True, **_PLIF),
+    "plif_sequence_bwd": _backward(lif.lif_bwd, online=False, many=True, **_PLIF_BACK),
+    "plif_online_sequence_bwd": _backward(lif.lif_bwd, online=True, many=True, **_PLIF_ONLINE_BACK),
+    "alif_online_fwd": _forward(alif.alif_fwd, pack=True, many=False, **_ALIF),
+    "alif_online_bwd": _backward(alif.alif_bwd, online=True, many=False, **_ALIF_BACK),
+    "alif_bwd": _backward(alif.alif_bwd, online=False, many=False, **_ALIF_BACK),
+    "alif_sequence_fwd": _forward(alif.alif_fwd, pack=True, many=True, **_ALIF),
+    "alif_sequence_bwd": _backward(alif.alif_bwd, online=False, many=True, **_ALIF_BACK),
+    "alif_online_sequence_bwd": _backward(alif.alif_bwd, online=True, many=True, **_ALIF_BACK),
+}
+"""A sequence forward is the same kernel online or not."""
 
 
 class Access(NamedTuple):
@@ -127,8 +120,8 @@ class Access(NamedTuple):
 
 def compile_kernel(kernel: Kernel, dtype: str, target: GPUTarget) -> CompiledKernel:
     """Compile ahead of time, with the types, alignments and options of a launch."""
-    source = getattr(kernel.module, kernel.source)
-    constants = kernel.constants | {"BLOCK": kernel.module.BLOCK}
+    source = kernel.source
+    constants = kernel.constants | {"BLOCK": BLOCK}
     backend = make_backend(target)
     signature, attributes = {}, {}
     for i, name in enumerate(source.arg_names):
@@ -145,7 +138,7 @@ def compile_kernel(kernel: Kernel, dtype: str, target: GPUTarget) -> CompiledKer
             signature[name] = "i32"
         else:
             signature[name] = "fp32"
-    options = {"num_warps": kernel.module.THREADS // target.warp_size, "enable_fp_fusion": False}
+    options = {"num_warps": THREADS // target.warp_size, "enable_fp_fusion": False}
     return triton.compile(ASTSource(source, signature, constants, attributes), target=target, options=options)
 
 
@@ -199,7 +192,7 @@ def figures(name: str, dtype: str, target: str) -> dict[str, Any]:
     found = accesses(compiled.asm["amdgcn" if "amdgcn" in compiled.asm else "ptx"], kernel.in_loop)
     if sum(a.bits == 32 for a in found) <= len(kernel.shared):  # more would be narrow accesses to a map
         found = [a for a in found if a.bits != 32]
-    per_neuron = kernel.module.THREADS / kernel.module.BLOCK
+    per_neuron = THREADS / BLOCK
 
     def total(some: Iterable[Access]) -> float:
         return sum(access.bits for access in some) / 8 * per_neuron

@@ -25,17 +25,45 @@ def is_dense(t: Tensor) -> bool:
 
 def same_order(t: Tensor, pattern: Tensor) -> bool:
     """Whether `t` has the memory order of the tensor `pattern` of its shape."""
+    if t.stride() == pattern.stride():
+        return True
     # The stride of a dimension of one element says nothing: convolutions and reshapes leave any number there.
     return all(n == 1 or mine == other for n, mine, other in zip(t.shape, t.stride(), pattern.stride(), strict=True))
 
 
+def dense(t: Tensor) -> Tensor:
+    """`t` without gaps in memory; no copy if there are none."""
+    return t if is_dense(t) else t.contiguous()
+
+
 def like(t: Tensor, pattern: Tensor) -> Tensor:
     """`t` in the memory order of the dense tensor `pattern`; no copy if it has it already."""
-    if same_order(t, pattern):
+    if t is pattern or same_order(t, pattern):
         return t
     return torch.empty_strided(pattern.shape, pattern.stride(), dtype=t.dtype, device=t.device).copy_(t)
 
 
 def empty_like(pattern: Tensor, dtype: torch.dtype) -> Tensor:
     """An unwritten tensor with the strides of the dense tensor `pattern`."""
-    return torch.empty_strided(pattern.shape, pattern.stride(), dtype=dtype, device=pattern.device)
+    return torch.empty_like(pattern, dtype=dtype)
+
+
+def is_in_steps(x: Tensor, pattern: Tensor | None = None) -> bool:
+    """Whether the steps of a sequence lie one after the other in memory, each dense, or in the order of the dense
+    tensor `pattern`."""
+    step = x[0]
+    ordered = is_dense(step) if pattern is None else same_order(step, pattern)
+    return ordered and (len(x) == 1 or x.stride(0) == step.numel())
+
+
+def in_steps(x: Tensor, pattern: Tensor | None = None) -> Tensor:
+    """The sequence as `is_in_steps` wants it; no copy if it is so already."""
+    if is_in_steps(x, pattern):
+        return x
+    return x.contiguous() if pattern is None else empty_steps(pattern, len(x), x.dtype).copy_(x)
+
+
+def empty_steps(pattern: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """Unwritten maps with the strides of the dense tensor `pattern`, one after the other."""
+    strides = (pattern.numel(), *pattern.stride())
+    return torch.empty_strided((steps, *pattern.shape), strides, dtype=dtype, device=pattern.device)

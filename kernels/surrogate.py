@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import math
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -70,8 +71,7 @@ class Surrogate:
 
     def __call__(self, d: Any) -> Any:
         """The surrogate gradient at `d = m - threshold`, in plain PyTorch."""
-        # As tensors: torch.where of two plain numbers would give the default dtype, not that of d.
-        return FORMS[self.form](d, *(d.new_full((), constant) for constant in self.constants))
+        return evaluate(d, self.form, *self.constants)
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,18 @@ FORMS = {
     "exponential": _exponential,
     "gaussian": _gaussian,
 }
+
+
+def evaluate(d: Any, form: str, a: float, b: float) -> Any:
+    """A surrogate gradient of this form at `d = m - threshold`, in plain PyTorch."""
+    # As tensors: torch.where of two plain numbers would give the default dtype, not that of d.
+    return FORMS[form](d, d.new_full((), a), d.new_full((), b))
+
+
+def of_form(form: str, a: float, b: float) -> Callable[[Any], Any]:
+    """The surrogate gradient with these constants, as kernels know it."""
+    return functools.partial(evaluate, form=form, a=a, b=b)
+
 
 SURROGATES: dict[str, type[Surrogate]] = {
     "triangle": Triangle,

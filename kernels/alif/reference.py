@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor
 
+from .. import reference
 from ..lif.reference import Spike
-from ..surrogate import Surrogate, Triangle
+from ..surrogate import Triangle
 
 BETA = 0.184
 RHO = math.exp(-1 / 100)
@@ -24,7 +26,7 @@ def alif_step(
     rho: float = RHO,
     detach_reset: bool = False,
     scale: float = 1.0,
-    surrogate: Surrogate = Triangle(),  # noqa: B008 - immutable
+    surrogate: Callable[[Tensor], Tensor] = Triangle(),  # noqa: B008 - immutable
     advance: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step; returns (spikes, m, adaptation). See README.md.
@@ -34,18 +36,17 @@ def alif_step(
     u, adaptation = m_prev, adaptation_prev
     if advance:
         level = threshold + beta * adaptation_prev
-        fired = Spike.apply(m_prev - level, surrogate)
+        fired = Spike.call(m_prev - level, surrogate)
         taken = level * fired
         u = m_prev - (taken.detach() if detach_reset else taken)
         adaptation = rho * adaptation_prev + (1 - rho) * fired
     m = decay * u + scale * x.to(m_prev.dtype)
-    spikes = Spike.apply(m - (threshold + beta * adaptation), surrogate)
+    spikes = Spike.call(m - (threshold + beta * adaptation), surrogate)
     return spikes.to(x.dtype), m, adaptation
 
 
 def alif_step_(x: Tensor, m: Tensor, adaptation: Tensor, decay: float = 0.1, threshold: float = 1.0, **options):
     """The same step online: the past is a constant, and both states are overwritten with the new ones."""
     spikes, m_new, adaptation_new = alif_step(x, m.detach(), adaptation.detach(), decay, threshold, **options)
-    m.data.copy_(m_new.detach())
-    adaptation.data.copy_(adaptation_new.detach())
+    reference.write_over((m, adaptation), (m_new, adaptation_new))
     return spikes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..operators import Differentiable, saved_tensors
 from ..surrogate import Surrogate
 
 
@@ -13,24 +14,31 @@ def alif_reset(
     surrogate: Surrogate,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The membrane after the neurons that fired were reset, and the adaptation of the next step."""
-    return _Reset.apply(m, adaptation, threshold, beta, rho, detach_reset, surrogate)
+    return Reset.call(m, adaptation, threshold, beta, rho, detach_reset, surrogate)
 
 
-class _Reset(torch.autograd.Function):
+class Reset(Differentiable):
+    """u = m - level · s;  b = rho · b' + (1 - rho) · s, where s = m >= level, and level = threshold + beta · b'."""
+
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, m, adaptation, threshold, beta, rho, detach_reset, surrogate):
-        ctx.save_for_backward(m, adaptation)
-        ctx.options = threshold, beta, rho, detach_reset, surrogate
-        ctx.set_materialize_grads(False)
+    def forward(m, adaptation, threshold, beta, rho, detach_reset, surrogate):
         level = threshold + beta * adaptation
         fired = m >= level
         u = torch.where(fired, m - level, m)
         return u, (rho * adaptation).add_(fired.to(m.dtype).mul_(1 - rho))
 
     @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        m, adaptation, *ctx.options = inputs
+        ctx.save_for_backward(m, adaptation)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
     def backward(ctx, grad_u, grad_next):
         """As the fused kernel goes back through them, in the same order."""
-        m, adaptation = ctx.saved_tensors
+        m, adaptation = saved_tensors(ctx, "the ALIF neuron")
         threshold, beta, rho, detach_reset, surrogate = ctx.options
         grad_u = torch.zeros_like(m) if grad_u is None else grad_u
         grad_next = torch.zeros_like(m) if grad_next is None else grad_next

@@ -7,7 +7,7 @@ of those spikes finds them with `bits_of`, and they die with the storage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,8 +15,7 @@ from ..layout import is_dense
 from .ops import packed_size, unpack
 
 
-@dataclass(frozen=True)
-class SpikeBits:
+class SpikeBits(NamedTuple):
     """The packed form of one spike tensor, and what is needed to tell that it still describes that tensor."""
 
     packed: Tensor

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import dispatch
-from ..registration import Operator
+from ..operators import Operator
 
 
 def packed_size(elements: int) -> int:
@@ -18,21 +18,18 @@ def packed_size(elements: int) -> int:
 
 def unpack(packed: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Dense spikes of this shape, these (dense) strides and dtype, from their bits in memory order."""
-    return _unpack_bits(packed, list(shape), list(stride), dtype)
+    return _UNPACK(packed, list(shape), list(stride), dtype)
 
 
-@Operator
-def _unpack_bits(packed: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-    dense = torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
+def _unpack(packed: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    dense = _empty_dense(packed, shape, stride, dtype)
     if dense.numel():
-        if dispatch.choose("auto", packed.device) == "triton":
-            from . import triton as kernels
-        else:
-            from . import cpu as kernels
-        kernels.unpack(packed, dense)
+        dispatch.kernels(__package__, "auto", packed.device).unpack(packed, dense)
     return dense
 
 
-@_unpack_bits.register_fake
-def _(packed, shape, stride, dtype):
+def _empty_dense(packed, shape, stride, dtype):
     return torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
+
+
+_UNPACK = Operator("unpack_bits", _unpack, _empty_dense)

@@ -1,7 +1,6 @@
 """Leaky integrate-and-fire: see README.md for the equations."""
 
-from .multistep import lif_sequence
-from .ops import lif_step, lif_step_
+from .ops import lif_sequence, lif_sequence_, lif_step, lif_step_
 from .reset import lif_reset
 
-__all__ = ["lif_reset", "lif_sequence", "lif_step", "lif_step_"]
+__all__ = ["lif_reset", "lif_sequence", "lif_sequence_", "lif_step", "lif_step_"]

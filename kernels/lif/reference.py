@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from ..surrogate import Surrogate, Triangle
+from .. import reference
+from ..operators import Differentiable
+from ..surrogate import Triangle
 
 
-class Spike(torch.autograd.Function):
+class Spike(Differentiable):
     """1 where d >= 0, else 0; its gradient is the surrogate's."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, d: Tensor, surrogate: Surrogate) -> Tensor:
-        ctx.save_for_backward(d)
-        ctx.surrogate = surrogate
+    def forward(d: Tensor, surrogate: Callable[[Tensor], Tensor]) -> Tensor:
         return (d >= 0).to(d.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        d, ctx.surrogate = inputs
+        ctx.save_for_backward(d)
+        ctx.save_for_forward(d)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         (d,) = ctx.saved_tensors
         return grad * ctx.surrogate(d), None
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor, _) -> Tensor:
+        (d,) = ctx.saved_tensors
+        return tangent * ctx.surrogate(d)
 
 
 def lif_step(
@@ -33,10 +48,10 @@ def lif_step(
     reset_value: float = 0.0,
     detach_reset: bool = False,
     scale: float = 1.0,
-    surrogate: Surrogate = Triangle(),  # noqa: B008 - immutable
+    surrogate: Callable[[Tensor], Tensor] = Triangle(),  # noqa: B008 - immutable
 ) -> tuple[Tensor, Tensor]:
     """One step: m = decay · reset(m_prev) + scale · x, spikes = m >= threshold; returns (spikes, m). See README.md."""
-    fired = Spike.apply(m_prev - threshold, surrogate)
+    fired = Spike.call(m_prev - threshold, surrogate)
     if detach_reset:
         fired = fired.detach()
     if reset == "soft":
@@ -49,22 +64,22 @@ def lif_step(
     else:
         u = m_prev
     m = decay * u + scale * x.to(m_prev.dtype)
-    return Spike.apply(m - threshold, surrogate).to(x.dtype), m
+    return Spike.call(m - threshold, surrogate).to(x.dtype), m
 
 
 def lif_sequence(
     x: Tensor, m_prev: Tensor, decay: float = 0.1, threshold: float = 1.0, **options
 ) -> tuple[Tensor, Tensor]:
     """The steps of a whole sequence [T, ...], one after the other; returns all spikes and the last membrane."""
-    m, spikes = m_prev, []
-    for x_t in x:
-        spikes_t, m = lif_step(x_t, m, decay, threshold, **options)
-        spikes.append(spikes_t)
-    return torch.stack(spikes), m
+
+    def step(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        return lif_step(x, m, decay, threshold, **options)
+
+    return reference.steps(step, x, (m_prev,), sequence=True, online=False)
 
 
 def lif_step_(x: Tensor, m: Tensor, decay: float = 0.1, threshold: float = 1.0, **options) -> Tensor:
     """The same step online: the past is a constant, and `m` is overwritten with the new membrane."""
-    spikes, m_new = lif_step(x, m.detach(), decay, threshold, **options)
-    m.data.copy_(m_new.detach())
+    spikes, new = lif_step(x, m.detach(), decay, threshold, **options)
+    reference.write_over((m,), (new,))
     return spikes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..operators import Differentiable, saved_tensors
 from ..surrogate import Surrogate
 
 
@@ -12,25 +13,43 @@ def lif_reset(
     m: Tensor, threshold: float, *, reset: str, reset_value: float, detach_reset: bool, surrogate: Surrogate
 ) -> Tensor:
     """u = reset(m): the membrane after the neurons that reached the threshold were reset."""
-    return m if reset == "none" else _Reset.apply(m, threshold, reset, reset_value, detach_reset, surrogate)
+    return m if reset == "none" else Reset.call(m, threshold, reset, reset_value, detach_reset, surrogate)
 
 
-class _Reset(torch.autograd.Function):
+class Reset(Differentiable):
+    """u = reset(m), whose gradient keeps m alone, and nothing where the reset has no part in it."""
+
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, m, threshold, reset, reset_value, detach_reset, surrogate):
-        ctx.save_for_backward(*(() if reset == "soft" and detach_reset else (m,)))
-        ctx.options = threshold, reset, reset_value, detach_reset, surrogate
+    def forward(m, threshold, reset, reset_value, detach_reset, surrogate):
         return torch.where(m >= threshold, m - threshold if reset == "soft" else reset_value, m)
 
     @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        m, *ctx.options = inputs
+        _, reset, _, detach_reset, _ = ctx.options
+        if reset == "hard" or not detach_reset:
+            ctx.save_for_backward(m)
+            ctx.save_for_forward(m)
+
+    @staticmethod
     def backward(ctx, grad):
+        return Reset.gradient(ctx, grad), None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx, tangent, *_):
+        return Reset.gradient(ctx, tangent)
+
+    @staticmethod
+    def gradient(ctx, grad: Tensor) -> Tensor:
+        """The gradient of m from that of u; the same factor takes a tangent from m to u."""
         threshold, reset, reset_value, detach_reset, surrogate = ctx.options
-        grad_m = grad
-        if ctx.saved_tensors:
-            (m,) = ctx.saved_tensors
-            if reset == "hard":
-                grad_m = torch.where(m >= threshold, 0.0, grad)
+        if saved := saved_tensors(ctx, "the LIF neuron"):
+            (m,) = saved
+            past = torch.where(m >= threshold, 0.0, grad) if reset == "hard" else grad
             if not detach_reset:
                 jump = -threshold if reset == "soft" else torch.where(m.isfinite(), reset_value - m, 0.0)
-                grad_m = grad_m + (grad * jump) * surrogate(m - threshold)
-        return grad_m, None, None, None, None, None
+                past = past + (grad * jump) * surrogate(m - threshold)
+            return past
+        return grad

@@ -1,23 +1,32 @@
-"""The LIF step as Triton kernels, for CUDA and ROCm (and, with TRITON_INTERPRET=1, on CPU for tests).
+"""The LIF steps as Triton kernels, for CUDA and ROCm (and, with TRITON_INTERPRET=1, on CPU for tests); PLIF's too.
 
-Tensors arrive dense and with one layout (ops.py sees to it), so a kernel walks memory in order whatever the shape.
+PLIF is LIF with its decay in memory (LEARNED): it is read from the device, so that no step waits for it. Its gradient
+is a sum over all neurons: each program writes the sum of its own, and `plif_grad_w` adds those up, both in an order
+that never changes.
 """
 
 from __future__ import annotations
 
-import functools
+import math
+from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
-from ..surrogate import gradient_for
+from ..operands import Backward, Forward
+from ..triton_tile import (
+    backward_grid,
+    forward_grid,
+    launch,
+    neurons,
+    rows_of_eight,
+    states_of_step,
+    store_fired,
+    surrogate,
+)
 
-BLOCK = 1024
-"""Neurons a program handles."""
-THREADS = BLOCK // 8
-"""Eight neurons a thread: two 128-bit accesses per float32 operand, one byte of spike bits."""
-NUM_WARPS = THREADS // (64 if torch.version.hip else 32)
+if TYPE_CHECKING:
+    from .ops import Options
 
 
 @triton.jit
@@ -49,97 +58,164 @@ def through_reset(
 
 
 @triton.jit
-def store_fired(p_spikes, p_bits, o_n, o_row, b_fired, n, PACK: tl.constexpr):
-    """Write the spikes of rows of eight neurons, and each row as one byte of bits."""
-    tl.store(p_spikes + o_n, tl.where(b_fired, 1.0, 0.0).to(p_spikes.dtype.element_ty), mask=o_n < n)
-    if PACK:
-        b_bits = tl.sum((b_fired & (o_n < n)).to(tl.int32) << tl.arange(0, 8)[None, :], axis=1)
-        tl.store(p_bits + o_row, b_bits.to(tl.uint8), mask=o_row * 8 < n)
+def learned(p_decay, decay, scale, LEARNED: tl.constexpr, SCALE_BY_DECAY: tl.constexpr):
+    """Decay and scale: as given, or from memory."""
+    if LEARNED:
+        decay = tl.load(p_decay)
+        if SCALE_BY_DECAY:
+            scale = scale * (1.0 - decay)
+    return decay, scale
 
 
 @triton.jit
+def integrate(b_m, b_current, decay, threshold, reset_value, RESET: tl.constexpr):
+    """m = decay · reset(m') + current."""
+    return decay * after_reset(b_m, threshold, reset_value, RESET) + b_current
+
+
+@triton.jit(do_not_specialize=["steps"])
 def lif_fwd(
-    p_x, p_m_prev, p_m, p_spikes, p_bits, n, decay, threshold, reset_value, scale,
-    RESET: tl.constexpr, PACK: tl.constexpr, BLOCK: tl.constexpr,
+    p_x, p_m_first, p_m, p_spikes, p_bits, p_m_kept, p_decay, n, steps, decay, threshold, reset_value, scale,
+    RESET: tl.constexpr, LEARNED: tl.constexpr, SCALE_BY_DECAY: tl.constexpr, MANY: tl.constexpr, KEEP: tl.constexpr,
+    PACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """m = decay · reset(m_prev) + scale · x;  spikes = m >= threshold;  bit i of byte j is neuron 8j + i.
+    """m[t] = decay · reset(m[t-1]) + scale · x[t];  spikes[t] = m[t] >= threshold;  bit i of byte j is neuron 8j + i.
 
-    Online, p_m is p_m_prev: each neuron is read before it is written, by the same thread.
+    m[-1] is m_first, p_m gets the last membrane, and p_m_kept the others. p_m may be p_m_first: each neuron is read
+    before it is written, by the same thread.
     """
-    # Rows of eight neurons: a row is one byte of bits. 64-bit offsets: tensors may exceed 2^31 elements.
-    o_row = tl.program_id(0).to(tl.int64) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
-    o_n = o_row[:, None] * 8 + tl.arange(0, 8)[None, :]
+    o_row, o_n = rows_of_eight(BLOCK)
     mask = o_n < n
-    b_m_prev = tl.load(p_m_prev + o_n, mask=mask)
-    b_x = tl.load(p_x + o_n, mask=mask).to(b_m_prev.dtype)
-    b_m = decay * after_reset(b_m_prev, threshold, reset_value, RESET) + scale * b_x
+    decay, scale = learned(p_decay, decay, scale, LEARNED, SCALE_BY_DECAY)
+    b_m = tl.load(p_m_first + o_n, mask=mask)
+    o_t = tl.full((), 0, tl.int64)
+    if MANY:
+        for _ in range(steps - 1):
+            b_current = scale * tl.load(p_x + o_t + o_n, mask=mask).to(b_m.dtype)
+            b_m = integrate(b_m, b_current, decay, threshold, reset_value, RESET)
+            if KEEP:
+                tl.store(p_m_kept + o_t + o_n, b_m, mask=mask)
+            store_fired(p_spikes + o_t, p_bits + o_t // 8, o_n, o_row, b_m >= threshold, n, PACK)
+            o_t += n
+    b_current = scale * tl.load(p_x + o_t + o_n, mask=mask).to(b_m.dtype)
+    b_m = integrate(b_m, b_current, decay, threshold, reset_value, RESET)
     tl.store(p_m + o_n, b_m, mask=mask)
-    store_fired(p_spikes, p_bits, o_n, o_row, b_m >= threshold, n, PACK)
+    store_fired(p_spikes + o_t, p_bits + o_t // 8, o_n, o_row, b_m >= threshold, n, PACK)
 
 
 @triton.jit
-def lif_bwd(
-    p_m, p_grad_spikes, p_grad_m, p_m_prev, p_grad_x, p_grad_m_prev, n, decay, threshold, reset_value, scale, a, b,
-    SURROGATE: tl.constexpr, RESET: tl.constexpr, DETACH_RESET: tl.constexpr,
-    HAS_GRAD_SPIKES: tl.constexpr, HAS_GRAD_M: tl.constexpr, HAS_PAST: tl.constexpr, BLOCK: tl.constexpr,
+def lif_gradient_at(
+    p_grad_spikes, p_grad_x, b_grad, b_m, o_n, o_t, n, threshold, scale, a, b,
+    SURROGATE: tl.constexpr, HAS_GRAD_SPIKES: tl.constexpr,
 ):  # fmt: skip
-    """g = grad_m + grad_spikes · surrogate(m - threshold);  grad_x = scale · g;
-    grad_m_prev = decay · g · reset'(m_prev)."""
-    o_n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = o_n < n
-    b_g = tl.zeros((BLOCK,), p_m.dtype.element_ty)
+    """The gradient of m at the offset `o_t`, from `b_grad` of the step after; the input's is written."""
     if HAS_GRAD_SPIKES:
-        b_m = tl.load(p_m + o_n, mask=mask)
-        b_grad_spikes = tl.load(p_grad_spikes + o_n, mask=mask).to(b_m.dtype)
-        b_g = b_grad_spikes * SURROGATE(b_m - threshold, a, b)
+        b_grad_spikes = tl.load(p_grad_spikes + o_t + o_n, mask=o_n < n).to(b_m.dtype)
+        b_grad = b_grad + b_grad_spikes * SURROGATE(b_m - threshold, a, b)
+    tl.store(p_grad_x + o_t + o_n, (scale * b_grad).to(p_grad_x.dtype.element_ty), mask=o_n < n)
+    return b_grad
+
+
+@triton.jit
+def decay_product(b_g, b_m, b_past, threshold, reset_value, RESET: tl.constexpr, SCALE_BY_DECAY: tl.constexpr):
+    """What each neuron adds to the decay's gradient: g · u, or g · (u - m) where the decay scales the input, too."""
+    b_u = after_reset(b_past, threshold, reset_value, RESET)
+    if SCALE_BY_DECAY:
+        b_u = b_u - b_m
+    return b_g * b_u
+
+
+@triton.jit(do_not_specialize=["steps"])
+def lif_bwd(
+    p_m, p_grad_x, p_grad_spikes, p_grad_m, p_m_kept, p_m_first, p_grad_m_first, p_decay, p_partial,
+    n, steps, decay, threshold, reset_value, scale, a, b,
+    SURROGATE: tl.constexpr, RESET: tl.constexpr, DETACH_RESET: tl.constexpr,
+    LEARNED: tl.constexpr, SCALE_BY_DECAY: tl.constexpr, MANY: tl.constexpr, ONLINE: tl.constexpr,
+    HAS_GRAD_SPIKES: tl.constexpr, HAS_GRAD_M: tl.constexpr, HAS_PAST: tl.constexpr, HAS_GRAD_W: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """g = G[t] + grad_spikes[t] · surrogate(m[t] - threshold);  grad_x[t] = scale · g;
+    G[t-1] = decay · g · reset'(m[t-1]), from G[T-1] = grad_m down to G[-1] = grad_m_first;
+    partial = Σ g · u of this program's neurons, or Σ g · (u - m) with SCALE_BY_DECAY, where u = reset(m[t-1]).
+
+    ONLINE G is nothing, and every step has programs of its own.
+    """
+    o_n = neurons(BLOCK)
+    mask = o_n < n
+    decay, scale = learned(p_decay, decay, scale, LEARNED, SCALE_BY_DECAY)
+    o_t = tl.full((), 0, tl.int64)
+    i_partial = tl.program_id(0).to(tl.int64)
+    if MANY and ONLINE:
+        p_m, p_m_first, o_t = states_of_step(p_m, p_m_first, p_m_kept, n, steps)
+        i_partial += tl.program_id(1).to(tl.int64) * tl.num_programs(0)
+    b_m = tl.load(p_m + o_n, mask=mask)  # no access where nothing below reads it: the compiler drops the load
+    b_grad = tl.full((BLOCK,), -0.0, b_m.dtype)  # which leaves every number as it is when it is added
     if HAS_GRAD_M:
-        b_g = tl.load(p_grad_m + o_n, mask=mask) + b_g
-    tl.store(p_grad_x + o_n, (scale * b_g).to(p_grad_x.dtype.element_ty), mask=mask)
-    if HAS_PAST:
-        b_m_prev = tl.load(p_m_prev + o_n, mask=mask)
-        b_past = through_reset(decay * b_g, b_m_prev, threshold, reset_value, a, b, SURROGATE, RESET, DETACH_RESET)
-        tl.store(p_grad_m_prev + o_n, b_past, mask=mask)
+        b_grad = tl.load(p_grad_m + o_n, mask=mask)
+    b_products = tl.zeros((BLOCK,), b_m.dtype)
+    if MANY and not ONLINE:
+        o_t += (steps - 1).to(tl.int64) * n
+        for _ in range(steps - 1):
+            b_g = lif_gradient_at(
+                p_grad_spikes, p_grad_x, b_grad, b_m, o_n, o_t, n, threshold, scale, a, b, SURROGATE, HAS_GRAD_SPIKES
+            )
+            o_t -= n
+            b_past = tl.load(p_m_kept + o_t + o_n, mask=mask)
+            if HAS_GRAD_W:
+                b_products += decay_product(b_g, b_m, b_past, threshold, reset_value, RESET, SCALE_BY_DECAY)
+            b_grad = through_reset(decay * b_g, b_past, threshold, reset_value, a, b, SURROGATE, RESET, DETACH_RESET)
+            b_m = b_past
+    b_g = lif_gradient_at(
+        p_grad_spikes, p_grad_x, b_grad, b_m, o_n, o_t, n, threshold, scale, a, b, SURROGATE, HAS_GRAD_SPIKES
+    )
+    if HAS_PAST or HAS_GRAD_W:
+        b_past = tl.load(p_m_first + o_n, mask=mask)
+        if HAS_GRAD_W:
+            b_products += decay_product(b_g, b_m, b_past, threshold, reset_value, RESET, SCALE_BY_DECAY)
+            tl.store(p_partial + i_partial, tl.sum(tl.where(mask, b_products, 0.0)))
+        if HAS_PAST:
+            b_grad = through_reset(decay * b_g, b_past, threshold, reset_value, a, b, SURROGATE, RESET, DETACH_RESET)
+            tl.store(p_grad_m_first + o_n, b_grad, mask=mask)
 
 
-def forward(x, m_prev, m, spikes, bits, *, decay, threshold, reset, reset_value, scale) -> None:
-    """Launch `lif_fwd`; `m` may be `m_prev` itself, `bits` may be None."""
-    n = x.numel()
-    lif_fwd[(triton.cdiv(n, BLOCK),)](
-        x, m_prev, m, spikes, spikes if bits is None else bits, n, decay, threshold, reset_value, scale,
-        RESET=reset, PACK=bits is not None, BLOCK=BLOCK, num_warps=NUM_WARPS, enable_fp_fusion=False,
+@triton.jit(do_not_specialize=["programs"])
+def plif_grad_w(p_partial, p_decay, p_grad_w, programs, SCALE_BY_DECAY: tl.constexpr, BLOCK: tl.constexpr):
+    """grad_w = decay · (1 - decay) · Σ partial, or decay · Σ partial with SCALE_BY_DECAY; one program."""
+    b_sum = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, programs, BLOCK):
+        o_partial = first + tl.arange(0, BLOCK)
+        b_sum += tl.load(p_partial + o_partial, mask=o_partial < programs, other=0.0)
+    decay = tl.load(p_decay)
+    slope = decay if SCALE_BY_DECAY else decay * (1.0 - decay)
+    tl.store(p_grad_w, slope * tl.sum(b_sum))
+
+
+def forward(operands: Forward, options: Options) -> None:
+    """Launch `lif_fwd`."""
+    o, n = operands, operands.m.numel()
+    launch(
+        lif_fwd, forward_grid(o), o.m,
+        (o.x, o.m_first, o.m, o.spikes, o.bits, o.m_kept, o.decay,
+         n, o.steps, options.decay, options.threshold, options.reset_value, options.scale),
+        RESET=options.reset, LEARNED=o.decay is not None, SCALE_BY_DECAY=options.scale_by_decay,
+        MANY=o.steps > 1, KEEP=o.m_kept is not None, PACK=o.bits is not None,
     )  # fmt: skip
 
 
-def backward(
-    m,
-    grad_spikes,
-    grad_m,
-    m_prev,
-    grad_x,
-    grad_m_prev,
-    *,
-    decay,
-    threshold,
-    reset,
-    reset_value,
-    scale,
-    detach_reset,
-    form,
-    a,
-    b,
-) -> None:
-    """Launch `lif_bwd`; operands that are None are neither read nor written."""
-    n = m.numel()
-    lif_bwd[(triton.cdiv(n, BLOCK),)](
-        m, m if grad_spikes is None else grad_spikes, m if grad_m is None else grad_m, m if m_prev is None else m_prev,
-        grad_x, grad_x if grad_m_prev is None else grad_m_prev, n, decay, threshold, reset_value, scale, a, b,
-        SURROGATE=surrogate(form), RESET=reset, DETACH_RESET=detach_reset,
-        HAS_GRAD_SPIKES=grad_spikes is not None, HAS_GRAD_M=grad_m is not None, HAS_PAST=m_prev is not None,
-        BLOCK=BLOCK, num_warps=NUM_WARPS, enable_fp_fusion=False,
+def backward(operands: Backward, options: Options) -> None:
+    """Launch `lif_bwd`, and `plif_grad_w` if the decay's gradient is wanted."""
+    o, n = operands, operands.m.numel()
+    grid = backward_grid(o)
+    partial = None if o.grad_w is None else o.m.new_empty(math.prod(grid))
+    launch(
+        lif_bwd, grid, o.m,
+        (o.m, o.grad_x, o.grad_spikes, o.grad_m, o.m_kept, o.m_first, o.grad_m_first, o.decay, partial,
+         n, o.steps, options.decay, options.threshold, options.reset_value, options.scale, options.a, options.b),
+        SURROGATE=surrogate(options.form), RESET=options.reset, DETACH_RESET=options.detach_reset,
+        LEARNED=o.decay is not None, SCALE_BY_DECAY=options.scale_by_decay, MANY=o.steps > 1, ONLINE=o.online,
+        HAS_GRAD_SPIKES=o.grad_spikes is not None, HAS_GRAD_M=o.grad_m is not None,
+        HAS_PAST=o.grad_m_first is not None, HAS_GRAD_W=o.grad_w is not None,
     )  # fmt: skip
-
-
-@functools.cache
-def surrogate(form: str) -> triton.JITFunction:
-    """A surrogate's gradient as a function that kernels can call."""
-    return triton.jit(gradient_for(form, tl))
+    if partial is not None:
+        arguments = partial, o.decay, o.grad_w, partial.numel()
+        launch(plif_grad_w, (1,), o.m, arguments, SCALE_BY_DECAY=options.scale_by_decay)

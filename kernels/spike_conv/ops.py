@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..registration import Operator
+from ..operators import Operator
 from .geometry import Geometry
 
 
@@ -30,41 +30,37 @@ def takes(spikes: Tensor, weight: Tensor, dilation: Sequence[int], groups: int) 
     )
 
 
-@Operator
-def spike_conv(
+def _convolve(
     bits: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """The convolution of spikes of this shape, channels innermost, given as bits; its output has channels innermost."""
     from . import cpu
 
+    out = _empty_output(bits, weight, shape, stride, padding)
     geometry = Geometry.of(shape, weight.shape, stride, padding)
-    out = torch.empty(geometry.out_shape, memory_format=torch.channels_last)
     cpu.forward(bits, weight.contiguous(memory_format=torch.channels_last), out, geometry)
     return out
 
 
-@spike_conv.register_fake
-def _(bits, weight, shape, stride, padding):
+def _empty_output(bits, weight, shape, stride, padding):
     out_shape = Geometry.of(shape, weight.shape, stride, padding).out_shape
     return torch.empty(out_shape, device=bits.device, memory_format=torch.channels_last)
 
 
-@Operator
-def spike_conv_weight_gradient(
-    bits: Tensor,
-    grad: Tensor,
-    shape: Sequence[int],
-    weight_shape: Sequence[int],
-    stride: Sequence[int],
+def _weight_gradient(
+    bits: Tensor, grad: Tensor, shape: Sequence[int], weight_shape: Sequence[int], stride: Sequence[int],
     padding: Sequence[int],
-) -> Tensor:
-    """The gradient of the weight from the output's, channels innermost."""
+) -> Tensor:  # fmt: skip
     from . import cpu
 
     geometry = Geometry.of(shape, weight_shape, stride, padding)
     return cpu.weight_gradient(bits, grad.contiguous(memory_format=torch.channels_last), geometry)
 
 
-@spike_conv_weight_gradient.register_fake
-def _(bits, grad, shape, weight_shape, stride, padding):
+def _empty_weight(bits, grad, shape, weight_shape, stride, padding):
     return torch.empty(tuple(weight_shape), device=bits.device, memory_format=torch.channels_last)
+
+
+spike_conv = Operator("spike_conv", _convolve, _empty_output)
+"""The convolution of spikes of this shape, channels innermost, given as bits; its output has channels innermost."""
+spike_conv_weight_gradient = Operator("spike_conv_weight_gradient", _weight_gradient, _empty_weight)
+"""The gradient of the weight from the output's, channels innermost."""

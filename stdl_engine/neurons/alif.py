@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..kernels.alif import alif_reset, alif_step, alif_step_
+from ..kernels.alif import alif_reset, alif_sequence, alif_sequence_, alif_step, alif_step_
 from ..kernels.alif.ops import check_adaptation
 from ..kernels.alif.reference import BETA, RHO
 from ..kernels.lif.ops import check_parameters
@@ -27,7 +27,7 @@ class FusedALIF(Neuron):
         online: False gives exact gradients through time, by way of membrane and adaptation. True takes the past as a
             constant and updates both states in place: nothing is kept for backward but the states themselves, and each
             step's backward must run before the next step.
-        step_mode: "s" takes one time step a call, "m" a whole sequence [T, ...].
+        step_mode: "s" takes one time step per call, "m" a whole sequence [T, ...], in one kernel.
         backend: "auto" (by device), "triton", "cpu" or "reference".
         beta: how far the threshold rises, at most.
         rho: how much of the adaptation is left after one step; exp(-1/100) is a time constant of 100 steps.
@@ -66,10 +66,19 @@ class FusedALIF(Neuron):
         self.decay, self.threshold, self.beta, self.rho = decay, threshold, beta, rho
         self.detach_reset, self.scale, self.surrogate = detach_reset, scale, as_surrogate(surrogate)
 
+    @property
+    def adapts(self) -> dict[str, Any]:
+        """What a step of its own for the reset takes, too."""
+        return {"beta": self.beta, "rho": self.rho, "surrogate": self.surrogate}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every kernel call takes."""
+        return self.adapts | {"scale": self.scale, "backend": self.backend}
+
     def step(self, x: Tensor, in_place: bool) -> Tensor:
         states, numbers = self.states(), (self.decay, self.threshold)
-        adapts = {"beta": self.beta, "rho": self.rho, "surrogate": self.surrogate}
-        options = adapts | {"scale": self.scale, "backend": self.backend}
+        adapts, options = self.adapts, self.options
         if self.memory_form == "paper":
             spikes, m, adaptation = alif_step(x, *states, *numbers, advance=False, **options)
             self.membrane, self.adaptation = alif_reset(
@@ -81,6 +90,17 @@ class FusedALIF(Neuron):
         spikes, self.membrane, self.adaptation = alif_step(
             x, *states, *numbers, detach_reset=self.detach_reset, pack=self.lean, **options
         )
+        return spikes
+
+    def sequence(self, x: Tensor) -> Tensor:
+        if self.memory_form == "paper":
+            return super().sequence(x)
+        self.prepare(x[0])
+        given, options = (x, *self.states(), self.decay, self.threshold), self.options
+        if self.advances_in_place(x):
+            return alif_sequence_(*given, overwrite=self.overwrites, **options)
+        options |= {"detach_reset": self.detach_reset, "pack": self.lean, "online": self.online}
+        spikes, self.membrane, self.adaptation = alif_sequence(*given, **options)
         return spikes
 
     def extra_repr(self) -> str:

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from ..kernels import dispatch
 from ..kernels.lif.ops import STATE_DTYPE
 
+OUTSIDE = -1
+"""The number of the backward that runs, where none does."""
+
 
 class Neuron(nn.Module):
     """What all neuron layers share: a state that starts at nothing, follows the module and is not in the state_dict.
@@ -22,6 +25,8 @@ class Neuron(nn.Module):
     """The attributes that hold the state, each a map of the input's shape; all are None or none is."""
     extra_maps: ClassVar[int] = 0
     """Maps that a step keeps beyond LIF's membrane and spikes; footprints count them."""
+    _placed_in = OUTSIDE
+    """The backward in which the state was placed here."""
 
     def __init__(self, online: bool, step_mode: str, backend: str) -> None:
         super().__init__()
@@ -47,13 +52,16 @@ class Neuron(nn.Module):
 
     def sequence(self, x: Tensor) -> Tensor:
         """Advance the state by the time steps of [T, ...], at least one, and return all spikes."""
-        # Several steps before a backward: each must keep its own state, online or not, unless no gradient is wanted.
-        in_place = self.online and not (torch.is_grad_enabled() and self.wants_gradient(x))
-        spikes = []
+        in_place, spikes = self.advances_in_place(x), []
         for x_t in x:
             self.prepare(x_t)
             spikes.append(self.step(x_t, in_place))
         return torch.stack(spikes)
+
+    def advances_in_place(self, x: Tensor) -> bool:
+        """Whether the steps of a sequence may write over one state: online, and if no gradient is wanted. Several steps
+        before a backward must each keep their own."""
+        return self.online and not (torch.is_grad_enabled() and self.wants_gradient(x))
 
     def wants_gradient(self, x: Tensor) -> bool:
         """Whether a gradient of this layer's spikes would reach anything."""
@@ -62,6 +70,10 @@ class Neuron(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.stand_in is not None:
             return self.stand_in(self, x)
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():
+            return self._traced(x)
+        if not torch.compiler.is_compiling():
+            self._refuse_second_forward()
         if self.step_mode == "m":
             return self.sequence(x) if len(x) else x.clone()
         return self.advance(x)
@@ -70,6 +82,32 @@ class Neuron(nn.Module):
         """One time step, from the state there is or from none."""
         self.prepare(x)
         return self.step(x, in_place=self.online)
+
+    def _traced(self, x: Tensor) -> Tensor:
+        """A whole sequence from its beginning, which a graph without a state can hold."""
+        if self.step_mode == "s" or self.membrane is not None:
+            raise RuntimeError(
+                f"torch.export and torch.jit.trace would lose the state of {type(self).__name__} from one call to the "
+                'next: set step_mode="m", so that a call is a whole sequence [T, ...], and call reset_states(model).'
+            )
+        spikes = self.sequence(x)
+        self.reset()
+        return spikes
+
+    def _refuse_second_forward(self) -> None:
+        """Raise where backward runs this forward again, as torch.utils.checkpoint does, on a state that the first run
+        has advanced. A state that was placed by the same backward is its own business."""
+        backward = torch._C._current_graph_task_id()
+        if backward == OUTSIDE:
+            return
+        if self.membrane is None:
+            self._placed_in = backward
+        elif self._placed_in != backward:
+            raise RuntimeError(
+                f"backward runs a forward of {type(self).__name__} again, on a state that has advanced since, which "
+                "would give wrong gradients: leave neurons out of torch.utils.checkpoint, or put a whole sequence in "
+                "it and call reset_states(model) between forward and backward."
+            )
 
     def prepare(self, x: Tensor) -> None:
         """Have a state for a time step's input `x`: the one there is, if it fits, or a new one."""
@@ -114,6 +152,7 @@ class Neuron(nn.Module):
         self.reset()
         for name, value in state.items():
             setattr(self, name, value)
+        self._placed_in = torch._C._current_graph_task_id()
 
     def reset(self) -> None:
         """Forget the state: the next input starts a new sequence."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..kernels.lif import lif_reset, lif_sequence, lif_step, lif_step_
+from ..kernels.lif import lif_reset, lif_sequence, lif_sequence_, lif_step, lif_step_
 from ..kernels.lif.ops import check_parameters
 from ..kernels.surrogate import Surrogate, Triangle, as_surrogate
 from .base import Neuron
@@ -64,7 +64,7 @@ class FusedLIF(LeakyNeuron):
         online: False gives exact gradients through time. True takes the past as a constant and updates the state in
             place: nothing is kept for backward but the state itself, and each step's backward must run before the next
             step.
-        step_mode: "s" takes one time step a call, "m" a whole sequence [T, ...], in one kernel if not online.
+        step_mode: "s" takes one time step per call, "m" a whole sequence [T, ...], in one kernel.
         backend: "auto" (by device), "triton", "cpu" or "reference".
         reset_value: where a hard reset goes.
         detach_reset: leave the reset out of the gradient (exact gradients only; online, it is a constant anyway).
@@ -118,12 +118,14 @@ class FusedLIF(LeakyNeuron):
         return spikes
 
     def sequence(self, x: Tensor) -> Tensor:
-        if self.online or self.memory_form == "paper":
+        if self.memory_form == "paper":
             return super().sequence(x)
         self.prepare(x[0])
-        spikes, self.membrane = lif_sequence(
-            x, self.membrane, self.decay, self.threshold, detach_reset=self.detach_reset, pack=self.lean, **self.options
-        )
+        given, options = (x, self.membrane, self.decay, self.threshold), self.options
+        if self.advances_in_place(x):
+            return lif_sequence_(*given, overwrite=self.overwrites, **options)
+        options |= {"detach_reset": self.detach_reset, "pack": self.lean, "online": self.online}
+        spikes, self.membrane = lif_sequence(*given, **options)
         return spikes
 
     def extra_repr(self) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..kernels.plif import plif_step
+from ..kernels.plif import plif_sequence, plif_sequence_, plif_step
 from ..kernels.surrogate import Surrogate, Triangle
 from .lif import LeakyNeuron
 
@@ -28,8 +28,8 @@ class FusedPLIF(LeakyNeuron):
         scale_by_decay: the input's factor follows the decay. SpikingJelly's `ParametricLIFNode(init_tau,
             decay_input=True)` is `decay=1 - 1/init_tau, scale_by_decay=True`; its `w` is minus ours.
 
-    `w` is the one parameter, a single number. `membrane` is the state m, before reset, in float32; None before the
-    first step and after `reset()`.
+    `w` is the one parameter, a single number in one dimension, as fully_shard wants it. `membrane` is the state m,
+    before reset, in float32; None before the first step and after `reset()`.
 
     Example:
         >>> plif = FusedPLIF(decay=0.5)
@@ -60,7 +60,7 @@ class FusedPLIF(LeakyNeuron):
         if not 0 < decay < 1:
             raise ValueError(f"decay is {decay}: sigmoid(w) is strictly between 0 and 1, pass for example 0.1.")
         self.initial_decay, self.scale_by_decay = decay, scale_by_decay
-        self.w = nn.Parameter(torch.tensor(math.log(decay / (1 - decay))))
+        self.w = nn.Parameter(torch.tensor([math.log(decay / (1 - decay))]))
 
     @property
     def logit(self) -> Tensor:
@@ -82,6 +82,25 @@ class FusedPLIF(LeakyNeuron):
         overwrite = self.overwrites and in_place
         spikes, self.membrane = plif_step(x, self.membrane, self.logit, self.threshold, overwrite=overwrite, **options)
         return spikes
+
+    def sequence(self, x: Tensor) -> Tensor:
+        if self.memory_form == "paper":
+            return super().sequence(x)
+        self.prepare(x[0])
+        given = x, self.membrane, self.logit, self.threshold
+        options = self.options | {"scale_by_decay": self.scale_by_decay}
+        if self.advances_in_place(x):
+            return plif_sequence_(*given, overwrite=self.overwrites, **options)
+        options |= {"detach_reset": self.detach_reset, "pack": self.lean, "online": self.online}
+        spikes, self.membrane = plif_sequence(*given, **options)
+        return spikes
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Also from a checkpoint in which `w` has no dimension."""
+        w = state_dict.get(prefix + "w")
+        if isinstance(w, Tensor) and self.w is not None and w.numel() == self.w.numel() and w.shape != self.w.shape:
+            state_dict = state_dict | {prefix + "w": w.reshape(self.w.shape)}
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
         more = ["scale_by_decay=True"] if self.scale_by_decay else []

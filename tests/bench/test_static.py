@@ -81,8 +81,10 @@ def test_our_layers_launch_one_kernel_a_step(kind, online):
 
 
 @needs_interpreter
-def test_a_sequence_is_one_launch_for_all_steps():
-    assert launches.count(launches.ours(FusedLIF, False, 4), False, 4) == {"forward": 0.25, "backward": 0.25}
+@pytest.mark.parametrize("kind", [FusedLIF, FusedPLIF, FusedALIF])
+@pytest.mark.parametrize("online", [False, True], ids=["exact", "online"])
+def test_a_sequence_is_one_launch_for_all_steps(kind, online):
+    assert launches.count(launches.ours(kind, online, 4), online, 4) == {"forward": 0.25, "backward": 0.25}
 
 
 @needs_interpreter

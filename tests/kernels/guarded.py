@@ -24,10 +24,10 @@ from torch import Tensor
 
 from stdl_engine import kernels
 from stdl_engine.kernels import cpu_threads
+from stdl_engine.kernels import steps as neuron_steps
 from stdl_engine.kernels.bits import reference as bits_reference
 from stdl_engine.kernels.bits import unpack
-from stdl_engine.kernels.lif import lif_sequence
-from stdl_engine.kernels.lif import ops as lif_ops
+from stdl_engine.kernels.checks import STATE_DTYPE
 from stdl_engine.kernels.spike_conv import by_columns, spike_conv, spike_conv_weight_gradient
 
 PAGE = mmap.PAGESIZE
@@ -42,8 +42,8 @@ class Guard:
     def __init__(self) -> None:
         self.side = "behind"
         """Where the page is that an operand touches: "behind" it or "before" it."""
-        self.starts: set[int] = set()
-        """Addresses of all operands made so far."""
+        self.made: list[range] = []
+        """The addresses of all operands made so far."""
 
     def memory(self, size: int) -> tuple[mmap.mmap, int]:
         """That many bytes: where they are, and at which offset."""
@@ -54,7 +54,7 @@ class Guard:
             if _libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(PAGE), 0) != 0:
                 raise OSError(ctypes.get_errno(), "mprotect failed")
         offset = PAGE if self.side == "before" else (pages + 1) * PAGE - size
-        self.starts.add(start + offset)
+        self.made.append(range(start + offset, start + offset + size))
         return room, offset
 
     def tensor(self, like: Tensor) -> Tensor:
@@ -96,7 +96,8 @@ class Guard:
             record = reference._obj
             numbers = {name: getattr(record, name) for name, kind in record._fields_ if kind is ctypes.c_int64}
             addresses = {name: number for name, number in numbers.items() if number > 1 << 32}
-            loose = [name for name, address in addresses.items() if address not in self.starts]
+            # A step of a sequence, which an operand may be, begins inside of what was made.
+            loose = [name for name, address in addresses.items() if not any(address in made for made in self.made)]
             if loose or not addresses:
                 raise AssertionError(f"operands without a guard: {', '.join(loose) or 'none at all'}")
             kernel(reference)
@@ -123,14 +124,17 @@ def neuron_cases(guard: Guard) -> Iterator[Case]:
         ("exact", torch.float32, "soft"), ("exact", torch.bfloat16, "hard"), ("exact", torch.float64, "none"),
         ("online", torch.float32, "hard"), ("online", torch.float16, "soft"), ("over its input", torch.float32, "soft"),
         ("over its input", torch.bfloat16, "none"), ("sequence", torch.float32, "soft"),
-        ("sequence", torch.bfloat16, "hard"),
+        ("sequence", torch.bfloat16, "hard"), ("online sequence", torch.float32, "hard"),
     ):  # fmt: skip
         for size in SIZES:
             yield f"lif, {step}, {reset} reset, {dtype}, {size} neurons", partial(lif, guard, step, size, dtype, reset)
     for (name, run), (step, dtype) in itertools.product(
         {"plif": plif, "alif": alif}.items(),
-        (("exact", torch.float32), ("online", torch.float32), ("over its input", torch.bfloat16)),
-    ):
+        (
+            ("exact", torch.float32), ("online", torch.float32), ("over its input", torch.bfloat16),
+            ("sequence", torch.float32), ("online sequence", torch.float32),
+        ),
+    ):  # fmt: skip
         for size in SIZES:
             yield f"{name}, {step}, {dtype}, {size} neurons", partial(run, guard, step, size, dtype)
     for dtype, size in itertools.product((torch.float32, torch.bfloat16), SIZES):
@@ -139,9 +143,9 @@ def neuron_cases(guard: Guard) -> Iterator[Case]:
 
 def operands(guard: Guard, step: str, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """An input and two states; the input may be overwritten, the states require a gradient where they may."""
-    frames = (3,) if step == "sequence" else ()
+    frames = (3,) if "sequence" in step else ()
     x = torch.randn(*frames, size).to(dtype).requires_grad_()
-    states = [guard.tensor(torch.rand(size).to(lif_ops.STATE_DTYPE[dtype])) for _ in range(2)]
+    states = [guard.tensor(torch.rand(size).to(STATE_DTYPE[dtype])) for _ in range(2)]
     return Placed.apply(x, guard), *(state.requires_grad_(step in ("exact", "sequence")) for state in states)
 
 
@@ -158,7 +162,9 @@ def lif(guard: Guard, step: str, size: int, dtype: torch.dtype, reset: str) -> N
     if step == "exact":
         go_back(guard, *kernels.lif_step(x, m, 0.5, reset=reset, pack=True))
     elif step == "sequence":
-        go_back(guard, *lif_sequence(x, m, 0.5, reset=reset, pack=True))
+        go_back(guard, *kernels.lif_sequence(x, m, 0.5, reset=reset, pack=True))
+    elif step == "online sequence":
+        go_back(guard, kernels.lif_sequence_(x, m, 0.5, reset=reset))
     else:
         go_back(guard, kernels.lif_step_(x, m, 0.5, reset=reset, overwrite=step == "over its input"))
 
@@ -166,14 +172,27 @@ def lif(guard: Guard, step: str, size: int, dtype: torch.dtype, reset: str) -> N
 def plif(guard: Guard, step: str, size: int, dtype: torch.dtype) -> None:
     x, m, _ = operands(guard, step, size, dtype)
     w = torch.zeros((), requires_grad=True)
-    online = {"online": step != "exact", "overwrite": step == "over its input"}
-    go_back(guard, *kernels.plif_step(x, m, w, pack=True, **online))
+    if step == "exact":
+        go_back(guard, *kernels.plif_step(x, m, w, pack=True))
+    elif step == "sequence":
+        go_back(guard, *kernels.plif_sequence(x, m, w, pack=True))
+    elif step == "online sequence":
+        go_back(guard, kernels.plif_sequence_(x, m, w))
+    else:
+        over = {"online": True, "overwrite": step == "over its input"}
+        go_back(guard, *kernels.plif_step(x, m, w, pack=True, **over))
+        x, m, _ = operands(guard, step, size, dtype)
+        go_back(guard, kernels.plif_step_(x, m, w, overwrite=step == "over its input"))
 
 
 def alif(guard: Guard, step: str, size: int, dtype: torch.dtype) -> None:
     x, m, adaptation = operands(guard, step, size, dtype)
     if step == "exact":
         go_back(guard, *kernels.alif_step(x, m, adaptation, 0.5, pack=True))
+    elif step == "sequence":
+        go_back(guard, *kernels.alif_sequence(x, m, adaptation, 0.5, pack=True))
+    elif step == "online sequence":
+        go_back(guard, kernels.alif_sequence_(x, m, adaptation, 0.5))
     else:
         go_back(guard, kernels.alif_step_(x, m, adaptation, 0.5, overwrite=step == "over its input"))
 
@@ -214,7 +233,7 @@ def check_guard(guard: Guard) -> None:
     """Make sure that a kernel dies that writes one byte more than there is room for."""
     child = os.fork()
     if child == 0:
-        lif_ops.packed_size = lambda elements: (elements + 7) // 8 - 1
+        neuron_steps.packed_size = lambda elements: (elements + 7) // 8 - 1
         lif(guard, "exact", 17, torch.float32, "soft")
         os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -235,7 +254,7 @@ def main() -> None:
             if threads == 1 or f" {SIZES[-1]} neurons" in name or name.startswith("spike_conv"):
                 print(f"{name}, a page without access {guard.side} each operand, threads: {threads}", flush=True)
                 run()
-                guard.starts.clear()
+                guard.made.clear()
     print("done", flush=True)
 
 

@@ -6,9 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck
-from torch.library import opcheck
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stdl_engine.kernels import bits_of
@@ -322,14 +320,6 @@ def test_backward_after_the_state_moved_on_raises(target, changed):
         spikes.backward(case.grad_spikes)
 
 
-def test_second_derivative_is_refused(target):
-    case = States.random((5,), torch.float32, target.device)
-    spikes, *_ = alif_step(case.x.requires_grad_(), case.m, case.adaptation, backend=target.backend)
-    (first,) = torch.autograd.grad(spikes, case.x, case.grad_spikes.requires_grad_(), create_graph=True)
-    with pytest.raises(RuntimeError, match='no second derivative: pass backend="reference" to differentiate twice'):
-        first.sum().backward()
-
-
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, in the interpreter
 @pytest.mark.parametrize("ill", ["x", "m", "grad_spikes", "grad_adaptation"])
 def test_not_finite_stays_in_its_neuron(target, ill):
@@ -341,47 +331,6 @@ def test_not_finite_stays_in_its_neuron(target, ill):
     for mine, same, right in zip(found, run(case), run(healthy, target), strict=True):
         assert_equal(mine, same)
         assert_equal(mine[others], right[others])
-
-
-SCALARS = (0.3, 0.6, 0.7, 0.8, 0.9, "triangle", 1.0, 1.0)
-
-
-@pytest.mark.parametrize("requires_grad", [False, True], ids=["constant", "gradient"])
-def test_opcheck(target, requires_grad):
-    case = States.random((3, 5), torch.float32, target.device).map(lambda t: t.requires_grad_(requires_grad))
-    states = case.m.detach(), case.adaptation.detach()
-    ops, outcomes = torch.ops.stdl_engine, {}
-    outcomes |= opcheck(ops.alif_step.default, (*case[:3], *SCALARS, target.backend, False, True, True))
-    outcomes |= opcheck(ops.alif_step.default, (*case[:3], *SCALARS, target.backend, False, False, False))
-    outcomes |= opcheck(ops.alif_step_.default, (case.x, *states, *SCALARS, target.backend))
-    outcomes |= opcheck(ops.alif_step_over_.default, (case.x * 1, *states, *SCALARS, target.backend))
-    assert set(outcomes.values()) == {"SUCCESS"}
-
-
-def test_opcheck_of_the_backward(target):
-    case = States.random((3, 5), torch.float32, target.device)
-    given = case.m.clone(), case.adaptation.clone(), *case[3:], case.m, case.adaptation, torch.float32, True
-    outcome = opcheck(torch.ops.stdl_engine.alif_backward.default, (*given, *SCALARS, target.backend, False, True))
-    assert set(outcome.values()) == {"SUCCESS"}
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("online", [False, True], ids=["bptt", "online"])
-def test_fake_tensors(online, device):
-    """Shapes, strides and dtypes without any data; a GPU is not needed either."""
-    with FakeTensorMode():
-        x = torch.empty(2, 3, 4, 5, dtype=torch.bfloat16, device=device).to(memory_format=torch.channels_last)
-        x.requires_grad_(device == "cpu")
-        states = [torch.empty_like(x, dtype=torch.float32, requires_grad=False) for _ in range(2)]
-        if online:
-            spikes = alif_step_(x, *states)
-        else:
-            spikes, *states = alif_step(x, *states)
-        for t, dtype in ((spikes, x.dtype), *((state, torch.float32) for state in states)):
-            assert (t.shape, t.stride(), t.dtype, t.device.type) == (x.shape, x.stride(), dtype, device)
-        if device == "cpu":
-            spikes.backward(torch.empty_like(spikes))
-            assert (x.grad.shape, x.grad.dtype) == (x.shape, x.dtype)
 
 
 def test_compiled():

@@ -1,158 +1,207 @@
-"""All time steps in one kernel against the same steps one by one: spikes, state and gradients to the last bit."""
+"""All time steps in one kernel against the same steps one by one: spikes, states and gradients to the last bit."""
 
 import gc
-from pathlib import Path
+import inspect
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.library import opcheck
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from stdl_engine import FusedLIF
-from stdl_engine.kernels import bits_of
+from stdl_engine import FusedALIF, FusedLIF, FusedPLIF, kernels
+from stdl_engine.kernels import bits_of, cpu_loop
 from stdl_engine.kernels.bits.reference import pack as pack_bits
 from stdl_engine.kernels.cpu_threads import CHUNK
-from stdl_engine.kernels.lif import lif_sequence, lif_step, multistep_cpu, reference
 
-from .compare import RESETS, TARGETS, Target, assert_equal, assert_near, on_targets_and_dtypes
+from .compare import RESETS, TARGETS, assert_equal, on_targets_and_dtypes
+from .every_neuron import (
+    ALIF,
+    LIF,
+    NEURONS,
+    PLIF,
+    Result,
+    assert_same,
+    every_neuron,
+    one_by_one,
+    random,
+    run,
+    run_over,
+    run_over_one_by_one,
+)
 
-# No number is exact in binary: what a backend rounds differently shows.
-OPTIONS = {"decay": 0.3, "threshold": 0.6, "scale": 0.8}
-
-resets = pytest.mark.parametrize("reset", RESETS[:2], ids=lambda r: r["reset"])
-
-
-def inputs(steps: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"):
-    """A sequence, the state before it, and gradients of spikes and final state."""
-    x = (torch.randn(steps, *shape) * 0.7 + 0.5).to(dtype)
-    m = (torch.randn(shape) * 0.7 + 0.7).to(torch.float64 if dtype == torch.float64 else torch.float32)
-    m.view(-1)[::7] = OPTIONS["threshold"]
-    return tuple(t.to(device) for t in (x, m, torch.randn(x.shape).to(dtype), torch.randn(shape).to(m.dtype)))
-
-
-def in_one(x, m, target: Target, **options):
-    return lif_sequence(x, m, backend=target.backend, **OPTIONS | options)
-
-
-def one_by_one(x, m, target: Target, **options):
-    spikes = []
-    for x_t in x:
-        s, m = lif_step(x_t, m, backend=target.backend, **OPTIONS | options)
-        spikes.append(s)
-    return torch.stack(spikes), m
+VARIANTS = {
+    "lif-hard": (LIF, RESETS[1]),
+    "lif-none": (LIF, RESETS[2]),
+    "lif-detached": (LIF, {"detach_reset": True}),
+    "plif-hard": (PLIF, RESETS[1] | {"scale_by_decay": True}),
+    "plif-scaled-detached": (PLIF, {"scale_by_decay": True, "detach_reset": True}),
+    "alif-detached": (ALIF, {"detach_reset": True}),
+}
 
 
-def run(sequence, x, m, grad_spikes, grad_m, *args, **options):
-    """Spikes, final state and the gradients of the input and of the state before it."""
-    x, m = x.detach().requires_grad_(), m.detach().requires_grad_()
-    outputs = sequence(x, m, *args, **options)
-    grads = torch.autograd.grad(outputs, [x, m], [grad_spikes, grad_m])
-    return *(t.detach() for t in outputs), *grads
+def check(neuron, given, target, **options) -> Result:
+    """A sequence exact, online and over its states, each against single steps of its kind."""
+    options |= {"backend": target.backend}
+    exact = run(neuron, neuron.sequence, given, **options)
+    assert_same(exact, run(neuron, one_by_one(neuron.step), given, **options))
+    right = run(neuron, one_by_one(neuron.step), given, online=True, **options)
+    assert_same(run(neuron, neuron.sequence, given, online=True, **options), right)
+    over = {name: value for name, value in options.items() if name != "detach_reset"}
+    for found in (run_over(neuron, neuron.sequence_, given, **over), run_over_one_by_one(neuron, given, **over)):
+        assert_same(found, right)
+    return exact
 
 
-def check(given, target: Target, exact: bool = True, **options) -> None:
-    found, steps = (run(sequence, *given, target, **options) for sequence in (in_one, one_by_one))
-    for mine, theirs in zip(found, steps, strict=True):
-        (assert_equal if exact else assert_near)(mine, theirs)
-    right = run(lambda *a: reference.lif_sequence(*a, **OPTIONS | options), *given)
-    for place, (mine, theirs) in enumerate(zip(found, right, strict=True)):
-        (assert_equal if place < 2 else assert_near)(mine, theirs)
+@every_neuron
+def test_sequence_equals_single_steps(target, neuron):
+    check(neuron, random(neuron, (37,), device=target.device, steps=4), target)
 
 
-@resets
-def test_resets(target, reset):
-    check(inputs(4, (37,), device=target.device), target, **reset)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(target, variant):
+    neuron, options = VARIANTS[variant]
+    check(neuron, random(neuron, (37,), device=target.device, steps=3), target, **options)
 
 
-def test_reset_detached(target):
-    check(inputs(4, (37,), device=target.device), target, detach_reset=True)
+@every_neuron
+@on_targets_and_dtypes(lambda target, dtype: dtype == torch.bfloat16 or (target.takes(dtype) and dtype.itemsize == 8))
+def test_other_precisions(target, dtype, neuron):
+    check(neuron, random(neuron, (37,), dtype, target.device, steps=3), target)
 
 
-@on_targets_and_dtypes(lambda target, dtype: dtype == torch.bfloat16)
-def test_low_precision(target, dtype):
-    check(inputs(3, (37,), dtype, target.device), target)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 7])
-@pytest.mark.parametrize("shape", [(), (1,), (8,), (3, 5, 7), (1025,), (2049,)], ids=str)
-def test_any_shape_and_length(target, shape, steps):
-    given = inputs(steps, shape, device=target.device)
-    for mine, theirs in zip(run(in_one, *given, target), run(one_by_one, *given, target), strict=True):
+@every_neuron
+def test_sequence_equals_reference(target, neuron):
+    """Near, not equal, because autograd adds up a state's gradients in another order."""
+    given = random(neuron, (37,), device=target.device, steps=4)
+    found = run(neuron, neuron.sequence, given, backend=target.backend)
+    right = run(neuron, neuron.sequence, given, backend="reference")
+    assert_equal(found.spikes, right.spikes)
+    for mine, theirs in zip(found.states, right.states, strict=True):
         assert_equal(mine, theirs)
+    for mine, theirs in zip(found.grads, right.grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    if neuron.learned:
+        torch.testing.assert_close(found.grad_w, right.grad_w, rtol=1e-4, atol=1e-4)
 
 
-def test_no_neurons(target):
-    check(inputs(3, (4, 0), device=target.device), target)
+@every_neuron
+def test_reference_of_a_sequence_is_its_steps(neuron):
+    given = random(neuron, (3, 5), steps=3)
+    right = run(neuron, one_by_one(neuron.step), given, online=True, backend="reference")
+    found = run(neuron, neuron.sequence, given, online=True, backend="reference")
+    over = run_over(neuron, neuron.sequence_, given, backend="reference")
+    for mine in (found, over):
+        assert_same(mine, right)
 
 
+@every_neuron
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5, 7), (1025,), (2056,)], ids=str)
+def test_any_shape_and_length(target, neuron, shape):
+    for steps in (1, 2) if len(shape) == 1 else (1, 2, 7):
+        check(neuron, random(neuron, shape, device=target.device, steps=steps), target)
+
+
+@every_neuron
+def test_no_neurons(target, neuron):
+    check(neuron, random(neuron, (4, 0), device=target.device, steps=3), target)
+
+
+@every_neuron
 @pytest.mark.parametrize("threads", [1, 2])
-def test_more_than_a_chunk(threads):
-    given, before = inputs(2, (2 * CHUNK + 77,)), torch.get_num_threads()
+def test_more_than_a_chunk(neuron, threads):
+    """On any number of threads the same to the last bit, the sum for the decay too."""
+    given, before = random(neuron, (2 * CHUNK + 77,), steps=2), torch.get_num_threads()
     torch.set_num_threads(threads)
-    found = run(in_one, *given, TARGETS[0])
-    torch.set_num_threads(before)
-    for mine, theirs in zip(found, run(one_by_one, *given, TARGETS[0]), strict=True):
-        assert_equal(mine, theirs)
+    try:
+        found = check(neuron, given, TARGETS[0])
+        torch.set_num_threads(1)
+        again = run(neuron, neuron.sequence, given, backend="cpu")
+    finally:
+        torch.set_num_threads(before)
+    if neuron.learned:
+        assert_equal(found.grad_w, again.grad_w)
 
 
-@pytest.mark.parametrize("used", ["spikes", "m"])
-def test_part_of_the_gradients(target, used):
-    """Only one output is used, and the state before the sequence is a constant."""
-    x, m, grad_spikes, grad_m = inputs(3, (37,), device=target.device)
+@every_neuron
+@pytest.mark.parametrize("used", ["spikes", "state"])
+def test_part_of_the_gradients(target, neuron, used):
+    """Only one output is used, and the states before the sequence are constants."""
+    given = random(neuron, (37,), device=target.device, steps=3).leaves(past=False)
     found = []
-    for sequence in (in_one, one_by_one):
-        leaf = x.detach().requires_grad_()
-        spikes, last = sequence(leaf, m, target)
-        output, upstream = (spikes, grad_spikes) if used == "spikes" else (last, grad_m)
-        found.append(torch.autograd.grad(output, leaf, upstream)[0])
+    for sequence in (neuron.sequence, one_by_one(neuron.step)):
+        options = neuron.options | {"backend": target.backend}
+        spikes, *states = sequence(given.x, *given.states, *given.learned, **options)
+        output, upstream = (spikes, given.grad_spikes) if used == "spikes" else (states[-1], given.grad_states[-1])
+        found.append(torch.autograd.grad(output, given.x, upstream)[0])
     assert_equal(*found)
 
 
-def test_a_new_length_compiles_nothing(target):
+@every_neuron
+def test_a_new_length_compiles_nothing(target, neuron):
     if target.backend == "cpu":
-        run(in_one, *inputs(3, (37,)), target)
-        kernels = (multistep_cpu._forward_kernel, multistep_cpu._backward_kernel)
-        before = [kernel.cache_info().misses for kernel in kernels]
+        run(neuron, neuron.sequence, random(neuron, (37,), steps=3))
+        compiled = (cpu_loop._forward_kernel, cpu_loop._backward_kernel)
+        before = [kernel.cache_info().misses for kernel in compiled]
         for steps in (1, 2, 5, 16, 17):
-            run(in_one, *inputs(steps, (37,)), target)
-        assert [kernel.cache_info().misses for kernel in kernels] == before
+            run(neuron, neuron.sequence, random(neuron, (37,), steps=steps))
+        assert [kernel.cache_info().misses for kernel in compiled] == before
     else:
-        from stdl_engine.kernels.lif import multistep_triton
+        from stdl_engine.kernels.alif import triton as alif
+        from stdl_engine.kernels.lif import triton as lif
 
-        source = Path(multistep_triton.__file__).read_text()  # in the interpreter there is no compiler to ask
+        source = inspect.getsource(alif if neuron is ALIF else lif)  # in the interpreter there is no compiler to ask
         assert source.count('@triton.jit(do_not_specialize=["steps"])') == 2
         assert "steps: tl.constexpr" not in source
 
 
-@pytest.mark.parametrize("n", [1, 8, 13, 2048, 2056])
-def test_bits(target, n):
+@every_neuron
+@pytest.mark.parametrize("n", [1, 8, 13, 2056])
+def test_bits(target, neuron, n):
     """Of the whole sequence in memory order, also where a step does not fill its last byte."""
-    x, m, *_ = inputs(3, (n,), device=target.device)
-    spikes, _ = in_one(x, m, target, pack=True)
-    assert_equal(bits_of(spikes), pack_bits(spikes))
-    assert bits_of(in_one(x, m, target)[0]) is None
+    given = random(neuron, (n,), device=target.device, steps=3)
+    operands, options = (given.x, *given.states, *given.learned), neuron.options | {"backend": target.backend}
+    assert bits_of(neuron.sequence(*operands, **options)[0]) is None
+    packed = neuron.sequence(*operands, pack=True, **options)[0]
+    over = neuron.sequence_(*operands, **options)
+    for spikes in (packed, over):
+        assert_equal(bits_of(spikes), pack_bits(spikes))
 
 
-def test_layouts(target):
+@every_neuron
+def test_spikes_over_the_input(target, neuron):
+    given = random(neuron, (40,), device=target.device, steps=3)
+    results = []
+    for overwrite in (False, True):
+        given = given.leaves(past=False)
+        x, states = given.x * 1, [t.clone() for t in given.states]
+        options = neuron.options | {"backend": target.backend, "overwrite": overwrite}
+        spikes = neuron.sequence_(x, *states, *given.learned, **options)
+        assert (spikes.data_ptr() == x.data_ptr()) == overwrite
+        results.append((spikes.detach(), *states, torch.autograd.grad(spikes, given.x, given.grad_spikes)[0]))
+    for mine, theirs in zip(*results, strict=True):
+        assert_equal(mine, theirs)
+
+
+@every_neuron
+def test_layouts(target, neuron):
     """Steps in channels_last stay so; a sequence that is no run of steps in memory is copied."""
-    given = inputs(3, (2, 6, 5, 4), device=target.device)
-    right = run(in_one, *given, target)
-    x, m, grad_spikes, grad_m = given
+    given = random(neuron, (2, 6, 5, 4), device=target.device, steps=3)
+    right = run(neuron, neuron.sequence, given, backend=target.backend)
+    over = run_over(neuron, neuron.sequence_, given, backend=target.backend)
+    x = given.x
     last = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     assert last[0].is_contiguous(memory_format=torch.channels_last)
-    others = [last, x.transpose(0, 1).contiguous().transpose(0, 1), torch.stack([x, x], dim=-1)[..., 0]]
-    for other in others:
-        found = run(in_one, other, m, grad_spikes, grad_m, target)
-        for mine, theirs in zip(found, right, strict=True):
-            assert_equal(mine, theirs)
-    spikes, m_last = in_one(last, m, target)
+    for other in (last, x.transpose(0, 1).contiguous().transpose(0, 1), torch.stack([x, x], dim=-1)[..., 0]):
+        arranged = given._replace(x=other)
+        assert_same(run(neuron, neuron.sequence, arranged, backend=target.backend), right)
+        assert_same(run_over(neuron, neuron.sequence_, arranged, backend=target.backend), over)
+    spikes, *states = neuron.sequence(last, *given.states, *given.learned, backend=target.backend, **neuron.options)
     assert spikes.stride() == last.stride()
-    assert m_last.is_contiguous(memory_format=torch.channels_last)
+    assert all(state.is_contiguous(memory_format=torch.channels_last) for state in states)
 
 
-def test_keeps_one_map_a_step(target):
-    """The membranes, the last of which is the new state; neither input nor spikes; nothing if no gradient is wanted."""
+@every_neuron
+def test_keeps_one_map_a_step_and_state(target, neuron):
+    """The states, the last of which are the new ones; neither input nor spikes; nothing if no gradient is wanted."""
     steps, n, kept = 5, 1000, {}
 
     def note(t):
@@ -160,68 +209,63 @@ def test_keeps_one_map_a_step(target):
         return t
 
     leaf = torch.randn(steps, n, device=target.device, requires_grad=True)
-    x, m = leaf + 1, torch.zeros(n, device=target.device)
+    x, states = leaf + 1, [torch.zeros(n, device=target.device) for _ in range(neuron.states)]
+    learned = (torch.zeros(1, device=target.device),) if neuron.learned else ()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        spikes, last = in_one(x, m, target)
-    assert sorted(kept.values()) == [4 * n, 4 * n * (steps - 1)]
-    assert last.untyped_storage().data_ptr() in kept
-    assert last.untyped_storage().nbytes() == 4 * n
+        spikes, *last = neuron.sequence(x, *states, *learned, backend=target.backend)
+    maps = sorted(size for size in kept.values() if size > 4)  # but for the decay
+    assert maps == sorted([4 * n, 4 * n * (steps - 1)] * neuron.states)
+    for state in last:
+        assert state.untyped_storage().data_ptr() in kept
+        assert state.untyped_storage().nbytes() == 4 * n
     consumed = spikes + 1
-    dead = [StorageWeakRef(t.untyped_storage()) for t in (x, spikes, m)]
-    del x, spikes, m
+    dead = [StorageWeakRef(t.untyped_storage()) for t in (x, spikes, *states)]
+    del x, spikes, states
     gc.collect()
     assert all(ref.expired() for ref in dead)
     consumed.backward(torch.randn_like(consumed))
+    kept.clear()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), torch.no_grad():
+        neuron.sequence(leaf, *(state.detach() for state in last), *learned, backend=target.backend)
+    assert not kept
 
 
-def test_opcheck(target):
-    x, m, grad_spikes, grad_m = inputs(3, (2, 4), device=target.device)
-    scalars = (0.3, 0.6, "soft", 0.0, 0.8, False, "triangle", 1.0, 1.0, target.backend)
-    ops = torch.ops.stdl_engine
-    step = opcheck(ops.lif_sequence.default, (x.requires_grad_(), m.requires_grad_(), *scalars, True, True))
-    given = m.detach(), torch.randn(2, 2, 4, device=target.device), grad_spikes, grad_m, m.detach().clone()
-    back = opcheck(ops.lif_sequence_backward.default, (*given, torch.float32, *scalars))
-    assert {*step.values(), *back.values()} == {"SUCCESS"}
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_fake_tensors(device):
-    with FakeTensorMode():
-        x = torch.empty(3, 2, 4, dtype=torch.bfloat16, device=device, requires_grad=device == "cpu")
-        spikes, m = lif_sequence(x, torch.empty(2, 4, device=device))
-        assert (spikes.shape, spikes.dtype, spikes.device.type) == (x.shape, x.dtype, device)
-        assert (m.shape, m.dtype) == ((2, 4), torch.float32)
-        if device == "cpu":
-            spikes.backward(torch.empty_like(spikes))
-            assert x.grad.shape == x.shape
+@every_neuron
+def test_a_state_advanced_before_its_backward_is_noticed(target, neuron):
+    given = random(neuron, (16,), device=target.device, steps=2).leaves(past=False)
+    spikes = neuron.sequence_(given.x, *given.states, *given.learned, backend=target.backend)
+    with torch.no_grad():
+        neuron.sequence_(given.x, *given.states, *given.learned, backend=target.backend)
+    with pytest.raises(RuntimeError, match="was advanced or changed before that step's backward"):
+        spikes.backward(given.grad_spikes)
 
 
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 @pytest.mark.parametrize("shape", [(), (0, 4)], ids=str)
-def test_sequence_without_steps_is_refused(backend, shape):
-    with pytest.raises(
-        ValueError, match=r"^the sequence has shape .*: pass \[T, \.\.\.\] with at least one time step\.$"
-    ):
-        lif_sequence(torch.zeros(shape), torch.zeros(4), backend=backend)
+@every_neuron
+def test_sequence_without_steps_is_refused(neuron, backend, shape):
+    given = random(neuron, (4,))
+    for sequence in (neuron.sequence, neuron.sequence_):
+        with pytest.raises(
+            ValueError, match=r"^the sequence has shape .*: pass \[T, \.\.\.\] with at least one time step\.$"
+        ):
+            sequence(torch.zeros(shape), *given.states, *given.learned, backend=backend)
 
 
-def test_second_derivative_is_refused(target):
-    x, m, grad_spikes, _ = inputs(2, (5,), device=target.device)
-    spikes, _ = in_one(x.requires_grad_(), m, target)
-    (first,) = torch.autograd.grad(spikes, x, grad_spikes.requires_grad_(), create_graph=True)
-    with pytest.raises(RuntimeError, match='no second derivative: pass backend="reference" to differentiate twice'):
-        first.sum().backward()
+LAYERS = {"lif": FusedLIF, "plif": FusedPLIF, "alif": FusedALIF}
+every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
 class Calls:
     """What a layer's module calls, by name."""
 
-    def __init__(self, monkeypatch) -> None:
-        from stdl_engine.neurons import lif
+    def __init__(self, neuron: str, monkeypatch) -> None:
+        from stdl_engine import neurons
 
-        self.names = []
-        for name in ("lif_sequence", "lif_step", "lif_step_"):
-            monkeypatch.setattr(lif, name, self.noting(name, getattr(lif, name)))
+        self.names, module = [], getattr(neurons, neuron)
+        for name in (f"{neuron}_sequence", f"{neuron}_sequence_", f"{neuron}_step", f"{neuron}_step_"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, self.noting(name, getattr(module, name)))
 
     def noting(self, name, function):
         def noted(*args, **options):
@@ -231,36 +275,62 @@ class Calls:
         return noted
 
 
-def test_the_layer_calls_one_kernel(monkeypatch):
-    """Not online and not in the paper's form, whose steps stay apart."""
-    calls, xs = Calls(monkeypatch), torch.randn(4, 3, 5)
-    FusedLIF(0.5, step_mode="m")(xs)
-    assert calls.names == ["lif_sequence"]
+@every_layer
+def test_the_layer_calls_one_kernel(name, monkeypatch):
+    """Not in the paper's form, whose steps stay apart."""
+    calls, xs, layer = Calls(name, monkeypatch), torch.randn(4, 3, 5), LAYERS[name]
+    layer(0.5, step_mode="m")(xs)
+    layer(0.5, online=True, step_mode="m")(xs.clone().requires_grad_())
+    assert calls.names == [f"{name}_sequence"] * 2
     calls.names.clear()
-    FusedLIF(0.5, online=True, step_mode="m")(xs)
-    assert calls.names == ["lif_step_"] * 4
+    with torch.no_grad():
+        layer(0.5, online=True, step_mode="m")(xs)
+    assert calls.names == [f"{name}_sequence_"]
     calls.names.clear()
-    plain = FusedLIF(0.5, step_mode="m")
+    plain = layer(0.5, step_mode="m")
     plain.memory_form = "paper"
     plain(xs)
-    assert calls.names == ["lif_step"] * 4
+    assert calls.names == [f"{name}_step"] * 4
 
 
-def test_the_layer_goes_on_from_its_state_and_back_through_two_calls():
-    xs, upstream = torch.randn(6, 3, 5) + 0.5, torch.randn(6, 3, 5)
-    results = []
-    for step_mode in ("m", "s"):
-        lif, leaf = FusedLIF(0.5, step_mode=step_mode), xs.clone().requires_grad_()
-        calls = [leaf[:2], leaf[2:]] if step_mode == "m" else leaf.unbind()
-        spikes = [lif(x) for x in calls]
-        spikes = torch.cat(spikes) if step_mode == "m" else torch.stack(spikes)
-        (grad,) = torch.autograd.grad(spikes, leaf, upstream)
-        results.append((spikes.detach(), lif.membrane.detach(), grad))
-    for mine, theirs in zip(*results, strict=True):
-        assert_equal(mine, theirs)
+@every_layer
+@pytest.mark.parametrize("online", [False, True], ids=["exact", "online"])
+def test_the_layer_goes_on_from_its_state_and_back_through_two_calls(name, online):
+    """A layer that takes sequences against one that takes steps; online the steps go back one by one."""
+    xs, upstream = torch.randn(6, 3, 8) + 0.5, torch.randn(6, 3, 8)
+    many, one = (LAYERS[name](0.5, online=online, step_mode=mode) for mode in ("m", "s"))
+    leaf = xs.clone().requires_grad_()
+    spikes = torch.cat([many(leaf[:2]), many(leaf[2:])])
+    spikes.backward(upstream)
+    steps, grads = [], []
+    for x, grad in zip(xs, upstream, strict=True):
+        x.requires_grad_()
+        steps.append(one(x))
+        grads.append(x)
+        if online:
+            steps[-1].backward(grad)
+    if not online:
+        torch.autograd.backward(steps, [*upstream])
+    assert_equal(spikes.detach(), torch.stack(steps).detach())
+    assert_equal(leaf.grad, torch.stack([x.grad for x in grads]))
+    for mine, theirs in zip(many.states(), one.states(), strict=True):
+        assert_equal(mine.detach(), theirs.detach())
+    for mine, theirs in zip(many.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_lean_memory_writes_bits():
-    lif = FusedLIF(step_mode="m")
-    lif.memory_form = "lean"
-    assert bits_of(lif(torch.ones(2, 8, requires_grad=True))).tolist() == [255, 255]
+@every_layer
+@pytest.mark.parametrize("online", [False, True], ids=["exact", "online"])
+def test_lean_memory_writes_bits(name, online):
+    layer = LAYERS[name](step_mode="m", online=online)
+    layer.memory_form = "lean"
+    assert bits_of(layer(torch.full((2, 8), 5.0, requires_grad=True))).tolist() == [255, 255]
+    with torch.no_grad():
+        assert bits_of(layer(torch.full((2, 8), -5.0))).tolist() == [0, 0]
+
+
+def test_every_neuron_has_the_four_functions():
+    """A function for a step and one for a sequence, each with a form that writes over the state."""
+    for neuron in NEURONS:
+        for form in ("step", "step_", "sequence", "sequence_"):
+            assert getattr(kernels, f"{neuron.name}_{form}") is getattr(neuron, form)

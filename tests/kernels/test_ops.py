@@ -1,82 +1,97 @@
-"""The torch operators: schema, fake tensors, autograd registration, tracing with dynamic shapes."""
+"""The torch operators of every neuron: schema, fake tensors, autograd registration, tracing with dynamic shapes."""
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from stdl_engine.kernels.lif import lif_step, lif_step_
+from stdl_engine.kernels.operators import Operator
+from stdl_engine.kernels.steps import Call, Wanted
 
-from .compare import Case, on_targets_and_dtypes
-
-SCALARS = (0.3, 1.0, "hard", 0.25, 0.8)
-SURROGATE = ("inverse_square", 0.7, 1.3)
-OPS = torch.ops.stdl_engine
+from .compare import on_targets_and_dtypes
+from .every_neuron import ALIF, LIF, PLIF, every_neuron, random
 
 wants_gradient = pytest.mark.parametrize("requires_grad", [False, True], ids=["constant", "gradient"])
+STEP = Call(sequence=False, online=False, keep=False, keep_first=False, pack=True)
+ONLINE = STEP._replace(online=True)
 
 
-def check(op, *arguments) -> None:
-    outcome = opcheck(op, arguments)
+def check(operator: Operator, *arguments, **options) -> None:
+    outcome = opcheck(operator.overload, tuple(operator.spread(arguments)), **options)
     assert set(outcome.values()) == {"SUCCESS"}
 
 
-@wants_gradient
-@on_targets_and_dtypes()
-def test_opcheck_of_the_differentiable_step(target, dtype, requires_grad):
-    case = Case.random((3, 5), dtype, target.device).map(lambda t: t.requires_grad_(requires_grad))
-    check(OPS.lif_step.default, case.x, case.m_prev, *SCALARS, False, *SURROGATE, target.backend, True)
+def operands(neuron, given, past: bool) -> tuple:
+    """Input, states and decay as the operators take them."""
+    given = given.leaves(past)
+    learned = given.learned[0].detach().reshape(()).requires_grad_() if neuron.learned else None
+    return given.x, *(*given.states, None)[:2], learned
+
+
+def constant(tensors: tuple) -> tuple:
+    return tuple(None if t is None else t.detach() for t in tensors)
 
 
 @wants_gradient
-@on_targets_and_dtypes()
-def test_opcheck_of_the_online_step(target, dtype, requires_grad):
-    case = Case.random((3, 5), dtype, target.device)
-    x = case.x.requires_grad_(requires_grad)
-    check(OPS.lif_step_.default, x, case.m_prev, *SCALARS, *SURROGATE, target.backend)
+@every_neuron
+def test_opcheck_of_a_step(target, neuron, requires_grad):
+    given = operands(neuron, random(neuron, (3, 5), device=target.device), past=True)
+    given = given if requires_grad else constant(given)
+    options = neuron.kernel_options._replace(backend=target.backend)
+    check(neuron.operators.fresh, *given, options, STEP)
 
 
-@wants_gradient
-@on_targets_and_dtypes()
-def test_opcheck_of_the_online_step_over_its_input(target, dtype, requires_grad):
-    case = Case.random((3, 5), dtype, target.device)
-    x = case.x.requires_grad_(requires_grad) * 1  # no leaf: those may not be written over
-    check(OPS.lif_step_over_.default, x, case.m_prev, *SCALARS, *SURROGATE, target.backend)
+@every_neuron
+@pytest.mark.parametrize("over", [False, True], ids=["", "over its input"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["", "over its state"])
+def test_opcheck_of_an_online_step(target, neuron, in_place, over):
+    x, *given = operands(neuron, random(neuron, (3, 5), device=target.device), past=False)
+    x = x * 1 if over else x  # no leaf: those may not be written over
+    options = neuron.kernel_options._replace(backend=target.backend)
+    operators = neuron.operators
+    choices = (operators.fresh, operators.fresh_over), (operators.online, operators.online_over)
+    keep_first = in_place and neuron.learned
+    check(choices[in_place][over], x, *given, options, ONLINE._replace(keep_first=keep_first))
 
 
-@pytest.mark.parametrize("has_past", [False, True], ids=["online", "bptt"])
-@on_targets_and_dtypes()
-def test_opcheck_of_the_backward(target, dtype, has_past):
-    case = Case.random((3, 5), dtype, target.device)
-    grad_m, m_prev = (case.grad_m, case.m_prev) if has_past else (None, None)
-    m = case.m_prev.clone()
+@on_targets_and_dtypes(lambda target, dtype: target.takes(dtype) and dtype != torch.float32)
+def test_opcheck_of_other_dtypes(target, dtype):
+    given = operands(LIF, random(LIF, (3, 5), dtype, target.device), past=True)
+    check(LIF.operators.fresh, *given, LIF.kernel_options._replace(backend=target.backend), STEP)
+
+
+@every_neuron
+@pytest.mark.parametrize("online", [False, True], ids=["exact", "online"])
+def test_opcheck_of_a_sequence(target, neuron, online):
+    given = operands(neuron, random(neuron, (2, 4), device=target.device, steps=3), past=not online)
+    options = neuron.kernel_options._replace(backend=target.backend)
+    call = Call(sequence=True, online=online, keep=True, keep_first=False, pack=True)
+    check(neuron.operators.fresh, *given, options, call)
+    call = call._replace(online=True, keep_first=neuron.learned)
+    check(neuron.operators.online, given[0], *constant(given[1:3]), given[3], options, call)
+
+
+@every_neuron
+@pytest.mark.parametrize("online", [False, True], ids=["exact", "online"])
+def test_opcheck_of_the_backward(target, neuron, online):
+    given = random(neuron, (3, 5), device=target.device)
+    states = (*(t.clone() for t in given.states), None)[:2]
+    first = (None, None) if online and not neuron.learned else (*given.states, None)[:2]
+    grads = (None, None) if online else (*given.grad_states, None)[:2]
+    w = given.learned[0].reshape(()) if neuron.learned else None
+    wanted = Wanted(False, online, not online, neuron.learned, torch.float32)
+    options = neuron.kernel_options._replace(backend=target.backend)
+    arguments = *states, None, None, *first, given.grad_spikes, *grads, w, options, wanted
+    check(neuron.operators.backward, *arguments)
+    # Tracing asks for a second derivative, which there is none of; all else must hold.
+    given.grad_spikes.requires_grad_()
     check(
-        OPS.lif_backward.default,
-        m,
-        case.grad_spikes,
-        grad_m,
-        m_prev,
-        dtype,
-        *SCALARS,
-        False,
-        *SURROGATE,
-        target.backend,
-    )
-
-
-def test_opcheck_of_the_backward_of_what_wants_a_gradient(target):
-    """Tracing asks for a second derivative, which there is none of; all else must hold."""
-    case = Case.random((3, 5), torch.float32, target.device).map(torch.Tensor.requires_grad_)
-    arguments = (case.m_prev.detach(), case.grad_spikes, case.grad_m, case.m_prev, torch.float32, *SCALARS, False)
-    outcome = opcheck(
-        OPS.lif_backward.default,
-        (*arguments, *SURROGATE, target.backend),
+        neuron.operators.backward,
+        *arguments,
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
-    assert set(outcome.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("online", [False, True], ids=["bptt", "online"])
 @pytest.mark.parametrize(
     "arrange",
     [
@@ -86,36 +101,88 @@ def test_opcheck_of_the_backward_of_what_wants_a_gradient(target):
     ],
     ids=["channels_last", "permuted", "empty"],
 )
-def test_opcheck_of_layouts(target, arrange, online):
-    case = Case.random((2, 3, 4, 5), torch.float32, target.device).map(arrange)
-    case.x.requires_grad_()
-    if online:
-        check(OPS.lif_step_.default, case.x, case.m_prev, *SCALARS, *SURROGATE, target.backend)
-    else:
-        check(OPS.lif_step.default, case.x, case.m_prev, *SCALARS, False, *SURROGATE, target.backend, True)
+def test_opcheck_of_layouts(target, arrange):
+    given = random(LIF, (2, 3, 4, 5), device=target.device)
+    x, m, *rest = operands(LIF, given._replace(x=arrange(given.x), states=(arrange(given.states[0]),)), past=False)
+    options = LIF.kernel_options._replace(backend=target.backend)
+    check(LIF.operators.online, x, m, *rest, options, ONLINE)
+    check(LIF.operators.fresh, x, m, *rest, options, STEP)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("online", [False, True], ids=["bptt", "online"])
-def test_fake_tensors(online, dtype, device):
+@pytest.mark.parametrize("online", [False, True], ids=["exact", "online"])
+@every_neuron
+def test_fake_tensors(neuron, online, dtype, device):
     """Shapes, strides, dtypes and gradients without any data; a GPU is not needed either."""
     with FakeTensorMode():
         x = torch.empty(2, 3, 4, 5, dtype=dtype, device=device).to(memory_format=torch.channels_last)
         x.requires_grad_(device == "cpu")  # the engine of a CUDA build wants a real device to go back
-        m = torch.empty_like(x, dtype=torch.float32, requires_grad=False)
+        states = [torch.empty_like(x, dtype=torch.float32, requires_grad=False) for _ in range(neuron.states)]
+        w = [torch.empty(1, device=device, requires_grad=device == "cpu")] if neuron.learned else []
         if online:
-            spikes = lif_step_(x, m)
+            spikes = neuron.step_(x, *states, *w)
         else:
-            spikes, m = lif_step(x, m)
-        assert (spikes.shape, spikes.stride(), spikes.dtype, spikes.device.type) == (x.shape, x.stride(), dtype, device)
-        assert (m.shape, m.stride(), m.dtype) == (x.shape, x.stride(), torch.float32)
-        if x.requires_grad:
+            spikes, *states = neuron.step(x, *states, *w)
+        for t, kind in ((spikes, dtype), *((state, torch.float32) for state in states)):
+            assert (t.shape, t.stride(), t.dtype, t.device.type) == (x.shape, x.stride(), kind, device)
+        if device == "cpu":
             spikes.backward(torch.empty_like(spikes))
-            assert (x.grad.shape, x.grad.dtype) == (x.shape, dtype)
+            for t in (x, *w):
+                assert (t.grad.shape, t.grad.dtype) == (t.shape, t.dtype)
 
 
-def test_meta_tensors():
-    x = torch.empty(2, 3, device="meta")
-    spikes, m = lif_step(x, torch.zeros_like(x))
-    assert spikes.shape == m.shape == lif_step_(x, m).shape == (2, 3)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@every_neuron
+def test_fake_sequences(neuron, device):
+    with FakeTensorMode():
+        x = torch.empty(3, 2, 4, dtype=torch.bfloat16, device=device, requires_grad=device == "cpu")
+        states = [torch.empty(2, 4, device=device) for _ in range(neuron.states)]
+        w = [torch.empty(1, device=device)] if neuron.learned else []
+        spikes, *new = neuron.sequence(x, *states, *w)
+        over = neuron.sequence_(x, *states, *w)
+        for t in (spikes, over):
+            assert (t.shape, t.dtype, t.device.type) == (x.shape, x.dtype, device)
+        assert all((t.shape, t.dtype) == ((2, 4), torch.float32) for t in new)
+        if device == "cpu":
+            (spikes + over).backward(torch.empty_like(spikes))
+            assert x.grad.shape == x.shape
+
+
+@every_neuron
+def test_meta_tensors(neuron):
+    x = torch.empty(2, 3, device="meta", requires_grad=True)
+    states = [torch.zeros(2, 3, device="meta") for _ in range(neuron.states)]
+    w = [torch.zeros(1, device="meta")] if neuron.learned else []
+    spikes, *new = neuron.step(x, *states, *w)
+    over = neuron.step_(x, *states, *w)
+    assert all(t.shape == (2, 3) for t in (spikes, over, *new))
+    (spikes + over).backward(torch.empty_like(spikes))
+    assert x.grad.is_meta
+
+
+@every_neuron
+def test_second_derivative_is_refused(target, neuron):
+    for sequence in (False, True):
+        given = random(neuron, (5,), device=target.device, steps=2 if sequence else 0).leaves()
+        function = neuron.sequence if sequence else neuron.step
+        spikes, *_ = function(given.x, *given.states, *given.learned, backend=target.backend)
+        (first,) = torch.autograd.grad(spikes, given.x, given.grad_spikes.requires_grad_(), create_graph=True)
+        with pytest.raises(RuntimeError, match=f"fused {neuron.name.upper()} step has no second derivative: pass back"):
+            first.sum().backward()
+
+
+def test_names_that_clash_are_refused():
+    def add(a: torch.Tensor, options: type(LIF.kernel_options)) -> torch.Tensor:
+        return a
+
+    with pytest.raises(ValueError, match="an operator cannot have two parameters a: rename one of them"):
+        Operator("clashing", add, add, types={"a": torch.Tensor, "options": type(LIF.kernel_options)})
+
+
+def test_every_operator_has_a_name_that_helps(target):
+    """It shows in the graph, in profiles and in tracebacks."""
+    for neuron in (LIF, PLIF, ALIF):
+        given = random(neuron, (5,), device=target.device).leaves()
+        spikes, *_ = neuron.step(given.x, *given.states, *given.learned, backend=target.backend)
+        assert type(spikes.grad_fn).__name__ == f"{neuron.name}_stepsBackward"

@@ -4,9 +4,7 @@ import gc
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck
-from torch.library import opcheck
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stdl_engine.kernels import bits_of
@@ -294,14 +292,6 @@ def test_changed_membrane_is_noticed(target):
         spikes.backward(torch.randn_like(m))
 
 
-def test_second_derivative_is_refused(target):
-    case, w = Case.random((5,), torch.float32, target.device), torch.zeros((), requires_grad=True)
-    spikes, _ = plif_step(case.x, case.m_prev, w.to(target.device), backend=target.backend)
-    (first,) = torch.autograd.grad(spikes, w, case.grad_spikes.requires_grad_(), create_graph=True)
-    with pytest.raises(RuntimeError, match='no second derivative: pass backend="reference" to differentiate twice'):
-        first.backward()
-
-
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, in the interpreter
 @pytest.mark.parametrize("ill", ["x", "m_prev", "grad_spikes"])
 def test_not_finite_stays_in_its_neuron(target, ill):
@@ -316,44 +306,6 @@ def test_not_finite_stays_in_its_neuron(target, ill):
         assert_equal(mine, same)
         assert_equal(mine[others], right[others])
     assert grad_w.isnan() == reference_grad_w.isnan() == (ill != "x")
-
-
-SCALARS = (0.9, "soft", 0.0, False, 0.8, False, "triangle", 1.0, 1.0)
-
-
-@pytest.mark.parametrize("requires_grad", [False, True], ids=["constant", "gradient"])
-def test_opcheck(target, requires_grad):
-    case = Case.random((3, 5), torch.float32, target.device).map(lambda t: t.requires_grad_(requires_grad))
-    w = torch.tensor(W, device=target.device, requires_grad=requires_grad)
-    ops = torch.ops.stdl_engine
-    step = opcheck(ops.plif_step.default, (case.x, case.m_prev, w, *SCALARS, target.backend, True))
-    over = opcheck(
-        ops.plif_step_over_.default, (case.x * 1, case.m_prev.detach(), w, *SCALARS, target.backend),
-    )  # fmt: skip
-    assert {*step.values(), *over.values()} == {"SUCCESS"}
-
-
-def test_opcheck_of_the_backward(target):
-    case, w = Case.random((3, 5), torch.float32, target.device), torch.tensor(W, device=target.device)
-    given = case.m_prev.clone(), case.grad_spikes, case.grad_m, case.m_prev, w, torch.float32, True, True
-    outcome = opcheck(torch.ops.stdl_engine.plif_backward.default, (*given, *SCALARS, target.backend))
-    assert set(outcome.values()) == {"SUCCESS"}
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_fake_tensors(device):
-    """Shapes, strides and dtypes without any data; a GPU is not needed either."""
-    with FakeTensorMode():
-        x = torch.empty(2, 3, 4, 5, dtype=torch.bfloat16, device=device).to(memory_format=torch.channels_last)
-        w = torch.empty((), device=device, requires_grad=device == "cpu")
-        spikes, m = plif_step(x, torch.empty_like(x, dtype=torch.float32), w)
-        assert (spikes.shape, spikes.stride(), spikes.dtype, spikes.device.type) == (
-            x.shape, x.stride(), x.dtype, device,
-        )  # fmt: skip
-        assert (m.shape, m.stride(), m.dtype) == (x.shape, x.stride(), torch.float32)
-        if device == "cpu":
-            spikes.backward(torch.empty_like(spikes))
-            assert (w.grad.shape, w.grad.dtype) == ((), torch.float32)
 
 
 def test_compiled():
