@@ -34,7 +34,7 @@ def test_is_found_by_name():
 
 def test_one_parameter_the_decays_logit():
     plif = FusedPLIF(decay=0.3)
-    assert {name: tuple(p.shape) for name, p in plif.named_parameters()} == {"w": ()}
+    assert {name: tuple(p.shape) for name, p in plif.named_parameters()} == {"w": (1,)}
     assert plif.decay == pytest.approx(0.3, rel=1e-6)
     with torch.no_grad():
         plif.w.fill_(0.0)
@@ -87,7 +87,7 @@ def test_same_as_spikingjelly(decay_input, reset, v_reset):
     assert torch.equal(found, right)
     mine, theirs = (torch.autograd.grad(o, [xs, p], upstream) for o, p in ((found, plif.w), (right, other.w)))
     torch.testing.assert_close(mine[0], theirs[0], rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(mine[1], -theirs[1], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(mine[1], -theirs[1].reshape(1), rtol=1e-11, atol=1e-11)
 
 
 def test_online_gradient_is_of_each_step_alone():
@@ -98,7 +98,7 @@ def test_online_gradient_is_of_each_step_alone():
         plif = FusedPLIF(0.5, online=True)
         there_and_back(plif, xs, upstream, at_once=not late)
         gradients.append(plif.w.grad)
-    w, m = torch.zeros((), requires_grad=True), torch.zeros(4, 5)
+    w, m = torch.zeros(1, requires_grad=True), torch.zeros(4, 5)
     for x, grad in zip(xs, upstream, strict=True):
         spikes, m = reference.plif_step(x, m.detach(), w)
         spikes.backward(grad)
