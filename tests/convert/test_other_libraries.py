@@ -39,7 +39,9 @@ def test_every_library_is_known():
     assert NEURONS.keys() == MODULES.keys() == {name for name, file in LIBRARIES.items() if file == ".others"}
 
 
-@pytest.mark.parametrize(("library", "base_name"), [(lib, name) for lib, names in NEURONS.items() for name in names])
+@pytest.mark.parametrize(
+    ("library", "base_name"), [(lib, name) for lib, names in NEURONS.items() for name in sorted(names)]
+)
 def test_neurons_of_other_libraries_are_named(library, base_name, monkeypatch):
     monkeypatch.setitem(sys.modules, library, types.ModuleType(library))
     cell = stand_in(library, base_name, "SomeCell")
