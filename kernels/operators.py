@@ -50,10 +50,12 @@ class Differentiable(torch.autograd.Function):
     """An autograd function written with `setup_context`, as torch.func wants it, and called by `call`.
 
     That form binds its arguments to their names in every call, which takes longer than a kernel on a few thousand
-    neurons. Where no transform is at work the same functions run in the older form, which does not.
+    neurons. Where no transform is at work the same functions run in the older form, which does not. Compilers get a form
+    without forward mode, as they refuse a function that has one of its own.
     """
 
     plain: ClassVar[type[torch.autograd.Function]]
+    compiled: ClassVar[type[torch.autograd.Function]]
 
     def __init_subclass__(cls) -> None:
         def forward(ctx, *arguments):
@@ -64,11 +66,16 @@ class Differentiable(torch.autograd.Function):
         ways = {"forward": forward, "backward": cls.backward, "jvp": cls.jvp}
         ways = {name: staticmethod(function) for name, function in ways.items()}
         cls.plain = type(cls.__name__, (torch.autograd.Function,), ways)
+        ways = {"forward": cls.forward, "setup_context": cls.setup_context, "backward": cls.backward}
+        ways = {name: staticmethod(function) for name, function in ways.items()}
+        cls.compiled = type(cls.__name__, (torch.autograd.Function,), ways)
 
     @classmethod
     def call(cls, *arguments: Any) -> Any:
         """The function of these arguments, with its gradient."""
-        if transformed() or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return cls.compiled.apply(*arguments)
+        if transformed():
             return cls.apply(*arguments)
         return cls.plain.apply(*arguments)
 

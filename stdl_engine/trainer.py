@@ -94,11 +94,7 @@ class Trainer:
             while self.epoch < self.recipe.epochs:
                 self._run_epoch(board)
         parameters = sum(p.numel() for p in self.rule.model.parameters())
-        figures = {
-            "predicted_bytes": self.predicted.peak_bytes,
-            "peak_bytes": self.peak_bytes,
-            "parameters": parameters,
-        }
+        figures = {"predicted_bytes": self.predicted.peak_bytes, "peak_bytes": self.peak_bytes}
         return self.folder.write_summary(self.rows, **figures, parameters=parameters)
 
     def _run_epoch(self, board: SummaryWriter) -> None:

@@ -1,5 +1,7 @@
 """What holds for every neuron as a layer: compiled it computes the same, and its memory is known before the run."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -41,4 +43,4 @@ def test_predicted_peak_is_the_measured_one(memory, rule, options, neuron):
     trained = rule(model, sgd, torch.randn(shape), memory=memory, **options)
     measured = measure(trained, torch.randn(shape), torch.randint(10, shape[:1]), 3)
     assert len(predicted.subnetworks) == (2 if rule is STDL else 1)
-    assert predicted == measured
+    assert replace(predicted, cost=None) == measured

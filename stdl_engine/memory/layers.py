@@ -109,6 +109,8 @@ class SpikeConv2d(PixelsFirst):
     input is made (not with a bias, or padding other than zeros: those take PyTorch's own way back)."""
 
     memory_form: str | None = None
+    reads_carried = True
+    """Whether it takes a map as `Carried`."""
 
     def forward(self, x: Tensor | Carried) -> Tensor:
         x = dense(x)

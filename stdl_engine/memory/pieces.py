@@ -40,17 +40,26 @@ class Piece:
 
 
 def pieces_of(unit: nn.Module) -> tuple[Piece, ...]:
-    """The pieces of a unit. It is a single one, called as a module, if it names none, if a hook waits for the whole
-    unit, or if it is compiled as a whole."""
+    """The pieces of a unit. It is a single one, called as a module, if it names none or has a `forward` that they are
+    not the pieces of, if a hook waits for the whole unit, or if it is compiled as a whole."""
     compiled = getattr(unit, "_compiled_call_impl", None) is not None
-    if compiled or has_hooks(unit) or not hasattr(unit, "pieces"):
+    if compiled or has_hooks(unit) or not _names_pieces(type(unit)):
         return (Piece(unit, (unit,)),)
-    return tuple(replace(piece, reads_carried=False) if _is_watched(piece) else piece for piece in unit.pieces())
+    return tuple(replace(piece, reads_carried=False) if _wants_tensors(piece) else piece for piece in unit.pieces())
 
 
-def _is_watched(piece: Piece) -> bool:
-    """Whether a hook waits for one of its layers, and so for tensors."""
-    return piece.reads_carried and any(has_hooks(layer) for module in piece.modules for layer in module.modules())
+def _names_pieces(kind: type[nn.Module]) -> bool:
+    """Whether a class has pieces, and no subclass of the one that names them has another `forward`."""
+    owners = (next((owner for owner in kind.__mro__ if name in vars(owner)), None) for name in ("pieces", "forward"))
+    pieces, forward = owners
+    return pieces is not None and issubclass(pieces, forward)
+
+
+def _wants_tensors(piece: Piece) -> bool:
+    """Whether a hook waits for one of its layers, or a convolution is none of ours."""
+    layers = [layer for module in piece.modules for layer in module.modules()]
+    others = (isinstance(layer, nn.Conv2d) and not getattr(layer, "reads_carried", False) for layer in layers)
+    return piece.reads_carried and (any(map(has_hooks, layers)) or any(others))
 
 
 class Carried:

@@ -105,15 +105,20 @@ class _AsItIs:
     """A tensor that autograd saves whole. Hooks switch off autograd's own check that it was not changed since."""
 
     tensor: Tensor
-    version: int
+    version: int | None
 
     def restore(self) -> Tensor:
-        if self.tensor._version != self.version:
+        if _version(self.tensor) != self.version:
             raise RuntimeError(
                 f"a tensor of shape {tuple(self.tensor.shape)} that backward needs was changed in place after it was "
                 'saved: change a copy of it, or train with memory="paper".'
             )
         return self.tensor
+
+
+def _version(t: Tensor) -> int | None:
+    """How often a tensor was changed, where that is counted: in inference mode it is not, and nothing goes back."""
+    return None if t.is_inference() else t._version
 
 
 Saved = Bits | Counts | _AsItIs
@@ -122,7 +127,7 @@ Saved = Bits | Counts | _AsItIs
 def pack_saved(t: Tensor) -> Saved:
     """What is saved of a tensor for backward: its small form, or the tensor itself and which version of it."""
     kept = keep(t)
-    return _AsItIs(t, t._version) if kept is t else kept
+    return _AsItIs(t, _version(t)) if kept is t else kept
 
 
 def unpack_saved(saved: Saved) -> Tensor:
@@ -132,4 +137,4 @@ def unpack_saved(saved: Saved) -> Tensor:
 
 def _noted(t: Tensor) -> Saved:
     note_saved(t)
-    return _AsItIs(t, t._version)
+    return _AsItIs(t, _version(t))

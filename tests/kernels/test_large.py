@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from stdl_engine.kernels import cpu_threads
+from stdl_engine.kernels import cpu_loop, cpu_threads
 from stdl_engine.kernels.lif import cpu
 
 LARGE = 2**31 + 5 * cpu_threads.CHUNK + 13
@@ -61,9 +61,10 @@ def test_cpu_reaches_the_last_neuron():
     first = LARGE // cpu_threads.CHUNK * cpu_threads.CHUNK - cpu_threads.CHUNK
     tail = torch.randn(LARGE - first)
     m[first:] = tail.numpy()
-    kernel, record = cpu._forward_kernel(torch.bfloat16, "none", True, False)
-    addresses = [a.ctypes.data for a in (x, m, m, spikes, packed)]
-    arguments = record(first // cpu_threads.CHUNK, LARGE, *addresses, 0.5, 0.25, 0.0, 1.0)
+    kernel, record = cpu_loop._forward_kernel(torch.bfloat16, cpu.integrate_for("none"), True, False, False, False)
+    addresses = [*(a.ctypes.data for a in (x, m, m, spikes, packed)), 0, 0, 0, 0]
+    numbers = cpu_loop.Numbers(decay=0.5, threshold=0.25, scale=1.0)
+    arguments = record(first // cpu_threads.CHUNK, LARGE, 1, *addresses, *numbers)
     cpu_threads.run(kernel, arguments, LARGE)
     assert arguments.ticket * cpu_threads.CHUNK >= LARGE
     np.testing.assert_array_equal(m[first:], (tail * 0.5).numpy())

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from stdl_engine.kernels import layout
-from stdl_engine.kernels.lif import lif_step_, ops, reference
+from stdl_engine.kernels import layout, steps
+from stdl_engine.kernels.lif import lif_step_, reference
 
 from .compare import Case, assert_equal, assert_same, run, run_online
 
@@ -29,7 +29,7 @@ def copies(monkeypatch) -> list[bool]:
         seen.append(found is not t)
         return found
 
-    monkeypatch.setattr(ops, "like", spy)
+    monkeypatch.setattr(steps, "like", spy)
     return seen
 
 
