@@ -50,8 +50,8 @@ class Differentiable(torch.autograd.Function):
     """An autograd function written with `setup_context`, as torch.func wants it, and called by `call`.
 
     That form binds its arguments to their names in every call, which takes longer than a kernel on a few thousand
-    neurons. Where no transform is at work the same functions run in the older form, which does not. Compilers get a form
-    without forward mode, as they refuse a function that has one of its own.
+    neurons. Where no transform is at work the same functions run in the older form, which does not. What is to be
+    compiled calls `compiled`, which has no forward mode, as compilers refuse a function with one of its own.
     """
 
     plain: ClassVar[type[torch.autograd.Function]]
@@ -73,9 +73,7 @@ class Differentiable(torch.autograd.Function):
     @classmethod
     def call(cls, *arguments: Any) -> Any:
         """The function of these arguments, with its gradient."""
-        if torch.compiler.is_compiling():
-            return cls.compiled.apply(*arguments)
-        if transformed():
+        if transformed() or torch.compiler.is_compiling():
             return cls.apply(*arguments)
         return cls.plain.apply(*arguments)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from .. import reference
-from ..lif.reference import Spike
+from ..lif.reference import fire
 from ..surrogate import Triangle
 
 BETA = 0.184
@@ -36,12 +36,12 @@ def alif_step(
     u, adaptation = m_prev, adaptation_prev
     if advance:
         level = threshold + beta * adaptation_prev
-        fired = Spike.call(m_prev - level, surrogate)
+        fired = fire(m_prev - level, surrogate)
         taken = level * fired
         u = m_prev - (taken.detach() if detach_reset else taken)
         adaptation = rho * adaptation_prev + (1 - rho) * fired
     m = decay * u + scale * x.to(m_prev.dtype)
-    spikes = Spike.call(m - (threshold + beta * adaptation), surrogate)
+    spikes = fire(m - (threshold + beta * adaptation), surrogate)
     return spikes.to(x.dtype), m, adaptation
 
 

@@ -38,6 +38,14 @@ class Spike(Differentiable):
         return tangent * ctx.surrogate(d)
 
 
+_Compiled = Spike.compiled
+
+
+def fire(d: Tensor, surrogate: Callable[[Tensor], Tensor]) -> Tensor:
+    """1 where d >= 0, else 0, with the surrogate's gradient."""
+    return _Compiled.apply(d, surrogate) if torch.compiler.is_compiling() else Spike.call(d, surrogate)
+
+
 def lif_step(
     x: Tensor,
     m_prev: Tensor,
@@ -51,7 +59,7 @@ def lif_step(
     surrogate: Callable[[Tensor], Tensor] = Triangle(),  # noqa: B008 - immutable
 ) -> tuple[Tensor, Tensor]:
     """One step: m = decay · reset(m_prev) + scale · x, spikes = m >= threshold; returns (spikes, m). See README.md."""
-    fired = Spike.call(m_prev - threshold, surrogate)
+    fired = fire(m_prev - threshold, surrogate)
     if detach_reset:
         fired = fired.detach()
     if reset == "soft":
@@ -64,7 +72,7 @@ def lif_step(
     else:
         u = m_prev
     m = decay * u + scale * x.to(m_prev.dtype)
-    return Spike.call(m - threshold, surrogate).to(x.dtype), m
+    return fire(m - threshold, surrogate).to(x.dtype), m
 
 
 def lif_sequence(
