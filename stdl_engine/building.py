@@ -78,10 +78,16 @@ def optimizer_factory(recipe: Recipe) -> Callable[..., torch.optim.Optimizer]:
 
 def rule_options(recipe: Recipe) -> dict[str, Any]:
     """How the recipe's rule is to train; the schedule is not among it."""
-    options = {"memory": recipe.memory, "precision": recipe.precision, "sequence": recipe.events}
-    options |= {"budget": recipe.budget, "recompute": recipe.recompute, "steps": recipe.steps}
+    budget = recipe.budget
     if recipe.rule == "stdl":
-        options["budget"] = recipe.budget or ("published" if recipe.model in PUBLISHED else 0.5)
+        budget = budget or ("published" if recipe.model in PUBLISHED else 0.5)
+    return unbounded_options(recipe) | {"budget": budget, "recompute": recipe.recompute, "steps": recipe.steps}
+
+
+def unbounded_options(recipe: Recipe) -> dict[str, Any]:
+    """The same without what a budget in memory decides."""
+    options = {"memory": recipe.memory, "precision": recipe.precision, "sequence": recipe.events}
+    if recipe.rule == "stdl":
         options |= {"variant": recipe.variant, "layerwise": recipe.layerwise}
     return options | ({"K": recipe.groups} if recipe.rule == "even" else {})
 
@@ -111,10 +117,8 @@ def predict_peak(recipe: Recipe, model: nn.Sequential | None = None, plan: Plan 
 def predict_others(recipe: Recipe) -> Iterator[Prediction]:
     """What else there is where the rule auto has chosen, one after the other."""
     sample = sample_batch(recipe, torch.device("meta"))
-    options = rule_options(recipe)
-    for name in ("budget", "recompute", "steps"):
-        del options[name]
-    yield from candidates(shapes_of(recipe), optimizer_factory(recipe), sample, recipe.steps, **options)
+    given = shapes_of(recipe), optimizer_factory(recipe), sample, recipe.steps
+    yield from candidates(*given, **unbounded_options(recipe))
 
 
 def shapes_of(recipe: Recipe) -> nn.Sequential:

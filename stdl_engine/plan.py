@@ -105,7 +105,10 @@ def parse_options(arguments: list[str]) -> tuple[Options, set[str]]:
         settings |= {} if "rule" in typed else {"rule": "stdl"}  # a budget is STDL's, whatever the recipe's own rule
     described = f"What a training step will need. Recipes: {', '.join(RECIPES)}; the name of a model does too."
     prog = f"python -m stdl_engine.plan {recipe.name}"
-    return parse(Options, Options(**settings), options, prog, described), typed | configured
+    parsed = parse(Options, Options(**settings), options, prog, described)
+    if parsed.rule == "auto" and {"fit", "curve"} & typed:
+        raise ValueError("--fit and --curve ask what one rule can do, and auto is a choice among rules: name another.")
+    return parsed, typed | configured
 
 
 def _check_modes(typed: set[str]) -> None:

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from .building import optimizer_factory, predict_peak, rule_options, sample_batch, shapes_of
+from .building import optimizer_factory, predict_peak, sample_batch, shapes_of, unbounded_options
 from .planning.budgets import format_bytes
 from .planning.planner import Prediction
 from .planning.tradeoff import by_cutting, by_recomputing
@@ -25,9 +25,7 @@ MARKERS = "osD^vPX*"
 def trade_off(recipe: Recipe, rule: str) -> Iterator[Prediction]:
     """Training steps of the recipe by one rule, from the most memory that is of use to the least that will do."""
     recipe = by_rule(recipe, rule)
-    options = rule_options(recipe)
-    for decided in ("recompute", "steps", "budget"):
-        del options[decided]
+    options = unbounded_options(recipe)
     given = shapes_of(recipe), optimizer_factory(recipe), sample_batch(recipe, torch.device("meta")), recipe.steps
     if rule == "stdl":
         whole = predict_peak(by_rule(recipe, "sltt"))  # what STDL is with a single subnetwork

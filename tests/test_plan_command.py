@@ -146,6 +146,8 @@ def test_the_curve_is_values_and_a_picture(capsys, tmp_path, monkeypatch):
         (["resnet18", *SMALL, "--budget", "1kB"], "the smallest budget that works is"),
         (["resnet18", *SMALL, "--budget", "0.01"], "the smallest budget that works is"),
         (["resnet18", "--width", "0.0625", "--steps", "1", "--fit", "1kB"], "the smallest batch, 2, needs"),
+        (["resnet18", "--fit", "1GB", "--rule", "auto"], "auto is a choice among rules: name another"),
+        (["resnet18", "--curve", "x", "--rule", "auto"], "auto is a choice among rules: name another"),
         (["vgg11", "--budget", "published"], 'budget "published" exists for'),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),

@@ -24,19 +24,16 @@ from ..memory.tracker import Tracker
 from ..neurons import borrowed
 from ..units import shapes_only
 from .auxiliary import Layer, Search, Shape, Variant, fitted
-from .budgets import OverBudget, format_bytes
+from .budgets import OverBudget
 from .levels import Levels
 from .network import Network
 from .plan import Part, Plan, Recompute, make_part
-from .planner import Prediction, Trainable, fake_copy, fake_like, faking, keeping, measure
+from .planner import Trainable, faking
 from .profile import Profile, Step
+from .trials import Trial, Trials
 
 TRIES_PER_DEPTH = 4
 """Auxiliary networks of one depth that are tried, cheapest first, before that depth is given up."""
-
-
-Trial = Callable[[Network, Plan], Trainable]
-"""Makes a rule that trains a network cut by a plan."""
 
 
 def plan_within_bytes(
@@ -81,26 +78,21 @@ def plan_within_bytes(
         return Levels(network, plain, trial, sample, T, sequence=sequence, binary=binary).within(budget)
 
 
-class Fitting:
+class Fitting(Trials):
     """The search for one network, batch and number of time steps."""
 
     def __init__(
         self, network: Network, trial: Trial, sample: Tensor, T: int, variant: Variant, sequence: bool = False,
         binary: bool = False, recompute: Recompute = Recompute(),  # noqa: B008 - immutable
     ) -> None:  # fmt: skip
-        self.network, self.trial, self.batch_size, self.T = network, trial, len(sample), T
-        self.binary, self.recompute = binary, recompute
-        self.variant, self.count = variant, len(network.units)
+        super().__init__(network, trial, sample, T, sequence=sequence, binary=binary)
+        self.variant, self.recompute, self.count = variant, recompute, len(network.units)
         self.search = Search(network.units, network.shapes, network.memory, variant)
-        self.fake = Network.sharing(network, fake_copy(network.model))
-        self.frame = fake_like(sample)
-        self.x = torch.empty(T, *self.frame.shape, dtype=self.frame.dtype) if sequence else self.frame
-        self.labels = torch.empty(len(sample), dtype=torch.int64)
         self._profiles: dict[tuple, Profile] = {}
         self._choices: dict[range, list[Part]] = {}
         whole = self.rule(Plan((make_part(network, self.search, range(self.count), None),), 0.0))
         self.order = whole.order
-        self.base = self.x.nbytes + self.labels.nbytes + during_step(whole.subnetworks, whole.optimizers)
+        self.base = self.x.nbytes + self.y.nbytes + during_step(whole.subnetworks, whole.optimizers)
         self.boundaries = self.make_boundaries()
         parameters = size(network.model.parameters())
         per_parameter = 2 + size(states(self.fake.model.parameters(), whole.optimizers)) / parameters
@@ -108,28 +100,16 @@ class Fitting:
 
     def best(self, budget: int, layerwise: bool = False) -> Plan:
         """The plan for a budget; raises ValueError if there is none, with the smallest budget for which there is."""
-        limit = budget
-        while (parts := self.fewest(limit, layerwise)) is not None:
-            plan = self.plan(self.deepened(parts, limit))
-            step = self.whole_step(plan)
-            if step.peak_bytes <= budget:
-                return keeping(plan, step, budget, self.binary)
-            limit -= step.peak_bytes - budget
-        plan = self.plan(self.smallest_parts(layerwise))
-        step = self.whole_step(plan)
-        if step.peak_bytes <= budget:
-            return keeping(plan, step, budget, self.binary)
-        raise OverBudget(
-            f"no partition of this network trains within {self.words(budget)} at a batch of {self.batch_size}: "
-            f"the smallest budget that works is {step.peak_bytes} bytes ({self.words(step.peak_bytes)})."
-        )
+
+        def within(limit: int) -> Plan | None:
+            parts = self.fewest(limit, layerwise)
+            return None if parts is None else self.plan(self.deepened(parts, limit))
+
+        trouble = f"no partition of this network trains within {self.words(budget)} at a batch of {len(self.y)}"
+        return self.first_within(budget, within, lambda: self.plan(self.smallest_parts(layerwise)), trouble)
 
     def plan(self, parts: Sequence[Part]) -> Plan:
         return Plan(tuple(parts), self.network.total, None, self.network.memory, self.variant, self.recompute)
-
-    def words(self, size: int) -> str:
-        """Bytes as the budget was written."""
-        return format_bytes(size, self.binary)
 
     def fewest(self, limit: float, layerwise: bool = False) -> list[Part] | None:
         """The fewest subnetworks that train within limit, with auxiliary networks of one layer; None if none do."""
@@ -231,10 +211,6 @@ class Fitting:
             step = step.then(self.profile(part))
         return self.base + step.peak
 
-    def whole_step(self, plan: Plan) -> Prediction:
-        """The same and more, by training the whole network."""
-        return measure(self.rule(plan), self.x, self.labels, self.T)
-
     def profile(self, part: Part) -> Profile:
         """What a subnetwork takes, from its training on two time steps: from the second on each step is the same."""
         key = (part.units, part.auxiliary)
@@ -247,7 +223,7 @@ class Fitting:
         (subnetwork,) = rule.subnetworks
         x = self.boundaries[part.units.start]
         tracker = Tracker()
-        tracker.follow([self.x, self.labels, small_tensor(x), *held([subnetwork], rule.optimizers)])
+        tracker.follow([self.x, self.y, small_tensor(x), *held([subnetwork], rule.optimizers)])
         start, peaks = tracker.current, []
         flow = rule.flow(subnetwork)
         behind_units, until_units_end = {stage.name for stage in flow.stages[flow.boundary :]}, []
@@ -258,7 +234,7 @@ class Fitting:
                 until_units_end.append(tracker.peak - start)
 
         tracker.on_change = note_end
-        with rule.started(self.labels, self.T), tracker:
+        with rule.started(self.y, self.T), tracker:
             for t in range(min(self.T, 2)):
                 tracker.peak = tracker.current
                 output = small_tensor(rule.learn(subnetwork, t, x)).nbytes
@@ -292,7 +268,7 @@ class Fitting:
 
     def rule(self, plan: Plan) -> Trainable:
         """A rule that trains these parts, its optimizers with their state."""
-        rule = self.trial(self.fake, plan)
+        rule = super().rule(plan)
         for optimizer in rule.optimizers:
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 parameter.grad = torch.empty_like(parameter)

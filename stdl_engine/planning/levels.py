@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ..memory.tracker import Event
-from .budgets import OverBudget, format_bytes
+from .budgets import OverBudget
 from .network import Network
 from .plan import Plan, Recompute, StageKey
-from .planner import Prediction, Trainable, fake_copy, fake_like, faking, keeping, measure, traced_step
+from .planner import faking, traced_step
+from .trials import Trial, Trials
 from .work import Work
 
 
@@ -30,7 +30,7 @@ def recompute_within(
     network: Network,
     plan: Plan,
     budget: int,
-    trial: Callable[[Network, Plan], Trainable],
+    trial: Trial,
     sample: Tensor,
     T: int,
     *,
@@ -65,28 +65,25 @@ class Mixture:
     levels: tuple[int, ...] = ()
 
 
-class Levels:
+class Levels(Trials):
     """The choice for one plan of a rule, a batch and a number of time steps. To be made inside `faking()`."""
 
     def __init__(
         self,
         network: Network,
         plan: Plan,
-        trial: Callable[[Network, Plan], Trainable],
+        trial: Trial,
         sample: Tensor,
         T: int,
         *,
         sequence: bool,
         binary: bool = False,
     ) -> None:
-        self.network, self.plan, self.trial, self.T, self.binary = network, plan, trial, T, binary
-        self.fake = Network.sharing(network, fake_copy(network.model))
-        frame = fake_like(sample)
-        self.x = torch.empty(T, *frame.shape, dtype=frame.dtype) if sequence else frame
-        self.y = torch.empty(len(frame), dtype=torch.int64)
-        rule = self.rule(Recompute())
+        super().__init__(network, trial, sample, T, sequence=sequence, binary=binary)
+        self.plan = plan
+        rule = self.rule(self.with_levels(Recompute()))
         self.deepest = 1 if rule.online else 2
-        self.work = Work.of(rule.subnetworks, rule.flow, frame)
+        self.work = Work.of(rule.subnetworks, rule.flow, self.frame)
         self._traces: dict[tuple[int, int | None], tuple[dict[int, int], dict[StageKey, StageBytes]]] = {}
 
     def checked(self, budget: int) -> Plan:
@@ -98,33 +95,23 @@ class Levels:
                 f"{len(self.y)} and {self.T} time steps, and the budget is {self.words(budget)}: let pieces run again "
                 '(recompute="auto"), or take a smaller batch.'
             )
-        return keeping(self.plan, step, budget, self.binary)
+        return self.noted(self.plan, step, budget)
 
     def within(self, budget: int) -> Plan:
         """The plan with the cheapest recomputation that fits; raises OverBudget if none does."""
         step = self.whole_step(self.plan)
         if step.peak_bytes <= budget:
-            return keeping(self.plan, step, budget, self.binary)
-        limit = budget
-        while (recompute := self.cheapest(limit)) is not None:
-            plan = replace(self.plan, recompute=recompute)
-            step = self.whole_step(plan)
-            if step.peak_bytes <= budget:
-                return keeping(plan, step, budget, self.binary)
-            limit -= step.peak_bytes - budget
-        plan = replace(self.plan, recompute=self.everything(self.deepest))
-        step = self.whole_step(plan)
-        if step.peak_bytes <= budget:
-            return keeping(plan, step, budget, self.binary)
-        raise OverBudget(
-            f"a training step takes more than {self.words(budget)} at a batch of {len(self.y)} and {self.T} time "
-            f"steps, even if every piece runs again: the smallest budget that works is {step.peak_bytes} bytes "
-            f"({self.words(step.peak_bytes)})."
-        )
+            return self.noted(self.plan, step, budget)
 
-    def words(self, size: int) -> str:
-        """Bytes as the budget was written."""
-        return format_bytes(size, self.binary)
+        def cheapest(limit: int) -> Plan | None:
+            recompute = self.cheapest(limit)
+            return None if recompute is None else self.with_levels(recompute)
+
+        trouble = (
+            f"a training step takes more than {self.words(budget)} at a batch of {len(self.y)} and {self.T} time "
+            "steps, even if every piece runs again"
+        )
+        return self.first_within(budget, cheapest, lambda: self.with_levels(self.everything(self.deepest)), trouble)
 
     def cheapest(self, limit: int) -> Recompute | None:
         """The choice that costs least by addition, with backward in one segment of time or in several."""
@@ -176,16 +163,13 @@ class Levels:
         """With every stage at one level: by subnetwork what is alive before its last time step runs (all of them,
         through time), and by stage what it takes."""
         if (level, segment) not in self._traces:
-            rule = self.rule(replace(self.everything(level), segment=segment))
+            rule = self.rule(self.with_levels(replace(self.everything(level), segment=segment)))
             events = traced_step(rule, self.x, self.y, self.T)
             self._traces[level, segment] = _by_stage(events, None if self.deepest == 2 else self.T - 1)
         return self._traces[level, segment]
 
-    def whole_step(self, plan: Plan) -> Prediction:
-        return measure(self.trial(self.fake, plan), self.x, self.y, self.T)
-
-    def rule(self, recompute: Recompute) -> Trainable:
-        return self.trial(self.fake, replace(self.plan, recompute=recompute))
+    def with_levels(self, recompute: Recompute) -> Plan:
+        return replace(self.plan, recompute=recompute)
 
 
 def _by_stage(events: Sequence[Event], step: int | None) -> tuple[dict[int, int], dict[StageKey, StageBytes]]:

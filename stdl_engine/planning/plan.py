@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -50,8 +50,18 @@ class Recompute:
 
     def level(self, subnetwork: int, name: str) -> int:
         """Of one stage. A unit that runs as a whole, as it does where a hook waits for it, takes that of its pieces."""
+        if not self.levels or (subnetwork, name) in self.levels:
+            return self.levels.get((subnetwork, name), self.default)
         pieces = (level for (part, own), level in self.levels.items() if part == subnetwork and _is_piece(own, name))
-        return self.levels.get((subnetwork, name), max(pieces, default=self.default))
+        return max(pieces, default=self.default)
+
+    def unknown(self, stages: Iterable[StageKey]) -> list[StageKey]:
+        """What is named and not among the stages, nor a piece of one."""
+        stages = set(stages)
+        return [
+            (number, name) for number, name in self.levels
+            if (number, name) not in stages and not any(n == number and _is_piece(name, own) for n, own in stages)
+        ]  # fmt: skip
 
     def __str__(self) -> str:
         if not self.levels:

@@ -23,7 +23,6 @@ from ..memory.spikes import Kept
 from ..memory.tracker import Event, Place, Tracker, identity
 from ..neurons import Neuron
 from ..units import forget_hooks
-from .budgets import format_bytes
 from .flow import Flow
 from .network import Network
 from .plan import Plan
@@ -32,6 +31,10 @@ from .work import Work
 
 PARTS = ("parameters", "optimizer", "gradients", "states", "saved", "transient")
 """What a peak is made of; "saved" is what autograd holds for backward, "transient" all that has no other name."""
+
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+"""Makes an optimizer of parameters, as `functools.partial(torch.optim.SGD, lr=0.1)` does."""
 
 
 class Trainable(Protocol):
@@ -82,7 +85,7 @@ class Prediction:
 def predict(
     rule: Callable[..., Trainable],
     model: nn.Sequential,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+    optimizer: MakeOptimizer,
     sample: Tensor | tuple[int, ...],
     T: int,
     *,
@@ -144,13 +147,6 @@ def observed_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> tuple[Any, P
     )
 
 
-def keeping(plan: Plan, step: Prediction, budget: int, binary: bool) -> Plan:
-    """The plan with what its training step takes of a budget in bytes, and each of its subnetworks."""
-    peak, most = (format_bytes(size, binary) for size in (step.peak_bytes, budget))
-    note = f"peak {peak} of a budget of {most}, batch {step.batch_size}, {step.steps} time steps"
-    return replace(plan, notes=(note,), byte_shares=tuple(part["peak_bytes"] / budget for part in step.subnetworks))
-
-
 def traced_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> list[Event]:
     """Every change of the bytes alive in `rule.step(x, y, T)`, with its place, after the optimizer has its state."""
     rule.step(x[:1] if x.ndim > 1 + len(rule.network.in_shape) else x, y, 1)
@@ -202,9 +198,8 @@ class _Observed:
 
 @contextlib.contextmanager
 def faking() -> Iterator[None]:
-    """Inside, tensors are fake, under the autocast in force."""
-    mixed = _MixedBatchNorm() if torch.is_autocast_enabled("cpu") else contextlib.nullcontext()
-    with FakeTensorMode(), mixed:
+    """Inside, tensors are fake."""
+    with FakeTensorMode(), _MixedBatchNorm():
         yield
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from .budgets import Budget, OverBudget
 from .levels import Levels
-from .planner import Prediction, Trainable, fake_copy, fake_like, faking, predict
-
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+from .planner import MakeOptimizer, Prediction, Trainable, fake_copy, fake_like, faking, predict
 
 POINTS = 8
 """Budgets that are tried between the most and the least that a rule takes."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..planning.budgets import Budget, OverBudget, parse_budget
-from ..planning.planner import Prediction, predict
+from ..planning.planner import MakeOptimizer, Prediction, predict
 from .base import Rule
 from .bptt import BPTT
 from .sltt import SLTT
 from .stdl import STDL
-
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 WAYS = ((BPTT, "none"), (BPTT, "all"), (BPTT, "twice"), (SLTT, "none"), (SLTT, "all"))
 """Ways to train that need no budget, from the most exact one and, of equals, from the fastest."""

@@ -24,10 +24,11 @@ from ..planning.flow import Flow
 from ..planning.levels import recompute_within
 from ..planning.network import Network, check_model
 from ..planning.plan import Plan, Recompute, plan_of_layers
+from ..planning.planner import MakeOptimizer
 from ..planning.subnetworks import Subnetwork, build
 from ..stream import subnetwork_major, time_major
 from .batch import check_batch, check_sample, split_frames
-from .checks import check_subnetworks, check_tensors
+from .checks import check_recompute, check_subnetworks, check_tensors
 from .finite import GuardedSteps
 from .inference import mean_logits
 from .recompute import OnlineStep
@@ -90,7 +91,7 @@ class Rule:
     def __init__(
         self,
         model: nn.Sequential,
-        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        optimizer: MakeOptimizer,
         sample: Tensor,
         *,
         schedule: Callable[[Optimizer], LRScheduler] | None = None,
@@ -129,6 +130,7 @@ class Rule:
         if plan is not None and RECOMPUTE[recompute]:
             self.plan = replace(plan, recompute=self.recompute_all())
         self._assemble()
+        check_recompute(self.plan, [self.flow(part) for part in self.subnetworks])
         self.schedulers = [schedule(o) for o in self.optimizers] if schedule else []
         scaled = precision == "fp16"
         self.scalers = [GradScaler(self.device.type) for _ in self.optimizers] if scaled else []

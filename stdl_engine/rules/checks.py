@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..neurons import Neuron
+from ..planning.flow import Flow
+from ..planning.plan import Plan
 from ..planning.subnetworks import Subnetwork
 
 
@@ -48,3 +50,14 @@ def check_subnetworks(subnetworks: Sequence[Subnetwork]) -> None:
                 f"subnetwork {number} has no parameter to train, as all of them are frozen: unfreeze one "
                 "(requires_grad_(True)), or use a rule that does not cut there."
             )
+
+
+def check_recompute(plan: Plan, flows: Sequence[Flow]) -> None:
+    """Reject a plan that runs pieces again which the network does not have, as one made for another network may."""
+    stages = [(number, stage.name) for number, flow in enumerate(flows) for stage in flow.stages]
+    unknown = plan.recompute.unknown(stages)
+    if unknown:
+        raise ValueError(
+            f"the plan runs {plan.recompute.name(*unknown[0])} again, a piece that this network does not have: plan "
+            "for this network, or take plan.recomputing({}), which runs nothing again."
+        )

@@ -235,6 +235,14 @@ def test_levels_of_a_unit_that_runs_as_a_whole():
     assert Recompute(default=1).level(3, "0:64C3") == 1
 
 
+def test_a_plan_for_another_network_is_refused():
+    x = batches(1)[0][0]
+    plan = SLTT(small(), sgd, x).plan.recomputing({(0, "0:99C3"): 1})
+    with pytest.raises(ValueError, match=r"^the plan runs 1/0:99C3 again, a piece that this network does not have: pl"):
+        SLTT(small(), sgd, x, plan=plan)
+    assert SLTT(small(), sgd, x, plan=plan.recomputing({})).plan.recompute == Recompute()
+
+
 def test_rules_say_what_they_recompute():
     x = batches(1)[0][0]
     assert "every piece runs again" in repr(SLTT(small(), sgd, x, recompute="all"))
