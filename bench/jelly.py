@@ -1,4 +1,4 @@
-"""The same ResNet-18 written with SpikingJelly's layers, and trained its way: BPTT, its memory optimiser, SLTT.
+"""The same ResNet-18 written with SpikingJelly's layers, and trained its way, by BPTT or SLTT.
 
 Attributes have our units' names, so that weights are copied by `load_state_dict`. In step mode "s" the network is run
 T times and batch norm sees one step at a time, as ours does. In step mode "m", SpikingJelly's usual form, layers get
@@ -47,9 +47,13 @@ class ResidualBlock(nn.Module):
         if stride != 1 or width != out:
             self.shortcut = nn.Sequential(conv(width, out, 1, stride, mode), norm(out, mode))
         self.neuron2 = make_neuron()
+        self.halves = {  # no modules of the block, so that its layers have one name each
+            "first": nn.Sequential(self.conv1, self.norm1, self.neuron1),
+            "second": nn.Sequential(self.conv2, self.norm2),
+        }
 
     def forward(self, x: Tensor) -> Tensor:
-        current = self.norm2(self.conv2(self.neuron1(self.norm1(self.conv1(x)))))
+        current = self.halves["second"](self.halves["first"](x))
         return self.neuron2(current + (self.shortcut(x) if self.shortcut else x))
 
 
@@ -168,39 +172,20 @@ class Variant:
     """The step mode, "s" or "m"."""
     online: bool = False
     """SLTT's gradient instead of BPTT's."""
-    optimized: bool = False
-    """With its memory optimiser."""
+    optimized: str = ""
+    """With its memory optimiser: what share of the units at level 1, or the number of a higher level."""
 
 
 VARIANTS = {
     "SpikingJelly BPTT": Variant(mode="m"),
     "SpikingJelly BPTT, step by step": Variant(mode="s"),
-    "SpikingJelly BPTT, memory optimiser": Variant(mode="m", optimized=True),
+    "SpikingJelly memopt, level 1, speed": Variant(mode="m", optimized="speed"),
+    "SpikingJelly memopt, level 1, balanced": Variant(mode="m", optimized="balanced"),
+    "SpikingJelly memopt, level 1, memory": Variant(mode="m", optimized="memory"),
+    "SpikingJelly memopt, level 2": Variant(mode="m", optimized="2"),
+    "SpikingJelly memopt, level 4": Variant(mode="m", optimized="4"),
     "SpikingJelly SLTT": Variant(mode="s", online=True),
 }
-
-
-def trainer(
-    variant: Variant,
-    optimizer: Callable,
-    width: float,
-    prepare: Callable[[nn.Sequential], nn.Sequential] = lambda model: model,
-) -> Trainer:
-    """Someone who trains ResNet-18 in this way; `prepare` may change the model before it is wrapped."""
-    model = prepare(resnet18(variant.mode, online=variant.online, width=width))
-    return Trainer(optimized(model) if variant.optimized else model, optimizer, variant.mode, online=variant.online)
-
-
-def optimized(model: nn.Sequential) -> nn.Sequential:
-    """The model as SpikingJelly's memory optimiser leaves it at level 1, whole budget: every unit is recomputed in the
-    backward, its input kept as bits where it is spikes. (`optimize_memory` finds out which are by a run, which fake
-    tensors cannot tell; higher levels search by measuring on CUDA.)"""
-    from spikingjelly.activation_based import memopt
-
-    for number, unit in enumerate(model[:-1]):
-        compressor = memopt.BitSpikeCompressor() if number else None
-        model[number] = memopt.checkpoint_module(unit, compressor=compressor)
-    return model
 
 
 def peak_bytes(trainer: Trainer, x: Tensor, y: Tensor, T: int) -> int:

@@ -19,7 +19,7 @@ from stdl_engine.planning.planner import faking, measure, predict
 from stdl_engine.recipes import RECIPES
 from stdl_engine.rules import RULES
 
-from . import jelly, plots
+from . import jelly, memopt, plots
 from .libraries import missing
 from .markdown import figure, number, pivot, under
 from .memory_table import PUBLISHED_GB, RULE_NAMES, peak_gb
@@ -31,7 +31,7 @@ GB = 1e9
 OVER_TIME = "resnet18 over time steps"
 STEPS, QUICK_STEPS = (1, 2, 4, 8, 16, 32), (1, 2, 4)
 SHOWN = ("bptt", "sltt", "ell", "stdl")
-QUICK_SHOWN = ("bptt", "stdl", "SpikingJelly BPTT", "SpikingJelly BPTT, memory optimiser")
+QUICK_SHOWN = ("bptt", "stdl", "SpikingJelly BPTT", "SpikingJelly memopt, level 1, memory")
 """Over time steps with --quick."""
 FORMS = {"paper": "plain", "lean": "lean"}
 BATCH, SMALL_BATCH, SMALL_WIDTH = 512, 8, 0.25
@@ -98,7 +98,7 @@ def fake_peak(who: str, T: int, batch: int = BATCH, width: float = 1.0) -> int:
     """Peak bytes of one of SpikingJelly's training steps, on fake tensors."""
     with faking():
         x, y = torch.empty(batch, 3, 32, 32), torch.zeros(batch, dtype=torch.int64)
-        return jelly.peak_bytes(jelly.trainer(jelly.VARIANTS[who], SGD, width), x, y, T)
+        return jelly.peak_bytes(memopt.trainer(jelly.VARIANTS[who], width, batch, T), x, y, T)
 
 
 def small(session: Session, T: int = 4) -> None:
@@ -122,7 +122,7 @@ def small(session: Session, T: int = 4) -> None:
             session.refuse(what, "MB", absent, who=who, **fields)
             continue
         session.show(f"measuring {who}")
-        trainer = jelly.trainer(variant, SGD, SMALL_WIDTH)
+        trainer = memopt.trainer(variant, SMALL_WIDTH, SMALL_BATCH, T)
         trainer.model.to(session.device)
         measured = jelly.peak_bytes(trainer, x, y, T)
         session.record(what, "MB", measured / 1e6, who=who, **fields)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from stdl_engine import lif_step_
-from stdl_engine.kernels.bits import bits_of
+from stdl_engine.kernels import bits_of
 from stdl_engine.kernels.spike_conv import by_columns, is_weight_bound, spike_conv, spike_conv_weight_gradient
 
 from .session import Session

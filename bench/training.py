@@ -19,7 +19,7 @@ from stdl_engine.models import build_model
 from stdl_engine.planning.planner import measure
 from stdl_engine.rules import RULES
 
-from . import jelly, plots, profile
+from . import jelly, memopt, plots, profile
 from .libraries import missing
 from .markdown import figure, number, pivot, table
 from .results import Row
@@ -76,7 +76,7 @@ def theirs(variant: jelly.Variant) -> Callable:
             model.load_state_dict(network(width, x, layout).state_dict())
             return model.to(x.device, memory_format=layout)
 
-        return jelly.trainer(variant, SGD, width, with_our_weights)
+        return memopt.trainer(variant, width, len(x), T, with_our_weights)
 
     return build
 

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from . import dispatch, reference
-from .bits import attach, packed_size
+from .bits import packed_size
 from .bits.reference import pack as pack_bits
 from .checks import check_tensors, check_writable
 from .layout import dense, empty_like, empty_steps, in_steps, is_dense, is_in_steps, like, same_order
 from .operands import Backward, Forward
 from .operators import Operator, saved_tensors, transformed
+from .small_form import attach
 
 
 class Call(NamedTuple):

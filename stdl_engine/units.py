@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from .kernels.small_form import is_spikes, mark_counts
 from .memory.layers import SpikeConv2d
 from .memory.pieces import Carried, Piece, dense
-from .memory.spikes import is_spikes, mark_counts
 from .neurons import FusedLIF, has_hooks, hooks_of, reset_states
 
 MakeNeuron = Callable[[], nn.Module]

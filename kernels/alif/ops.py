@@ -87,7 +87,7 @@ def alif_step(
         scale: factor on the input.
         surrogate: a `Surrogate`, or its name for the default parameter.
         backend: "auto", "triton", "cpu" or "reference".
-        pack: also write the spikes as bits, for `kernels.bits.bits_of(spikes)`.
+        pack: also write the spikes as bits, for `kernels.bits_of(spikes)`.
         online: the past is a constant, and the new states are cut from the graph.
         advance: False if the state is the plain form's, the membrane after reset and the adaptation of this step (see
             `alif_reset`).
@@ -122,7 +122,7 @@ def alif_step_(
     """The same step online: both states go from the previous step's to this one's in place, constants to autograd.
 
     Backward reads only the states and the incoming gradient, so it must run before the states are advanced again; if
-    not, it raises. The spikes' bits, written by the same kernel, are found with `kernels.bits.bits_of(spikes)`.
+    not, it raises. The spikes' bits, written by the same kernel, are found with `kernels.bits_of(spikes)`.
     Arguments as for `alif_step`. With `overwrite` the spikes are written over `x`, which nothing else may need any
     more; they take memory of their own where `x` is laid out in another order than the state, which the bits follow.
 

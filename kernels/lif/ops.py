@@ -89,7 +89,7 @@ def lif_step(
         scale: factor on the input.
         surrogate: a `Surrogate`, or its name for the default parameter.
         backend: "auto", "triton", "cpu" or "reference".
-        pack: also write the spikes as bits, for `kernels.bits.bits_of(spikes)`.
+        pack: also write the spikes as bits, for `kernels.bits_of(spikes)`.
         online: the past is a constant, and the new membrane is cut from the graph.
 
     Returns:
@@ -121,7 +121,7 @@ def lif_step_(
     """The same step online: `m` goes from the previous step's membrane to this one's in place, a constant to autograd.
 
     Backward reads only the state and the incoming gradient, so it must run before the state is advanced again; if not,
-    it raises. The spikes' bits, written by the same kernel, are found with `kernels.bits.bits_of(spikes)`. Arguments as
+    it raises. The spikes' bits, written by the same kernel, are found with `kernels.bits_of(spikes)`. Arguments as
     for `lif_step`. With `overwrite` the spikes are written over `x`, which nothing else may need any more; they take
     memory of their own where `x` is laid out in another order than the state, which the bits follow.
 
@@ -156,7 +156,7 @@ def lif_sequence(
     Args:
         x: input current, [T, ...] with T at least 1.
         m_prev: membrane before reset at the step before the first, shape of `x[0]`.
-        pack: also write the spikes as bits, for `kernels.bits.bits_of(spikes)`.
+        pack: also write the spikes as bits, for `kernels.bits_of(spikes)`.
         online: to every step the past is a constant, and the new membrane is cut from the graph.
         decay, threshold, reset, reset_value, detach_reset, scale, surrogate, backend: as for `lif_step`.
 

@@ -47,7 +47,7 @@ def plif_step(
         scale_by_decay: scale the input by 1 - λ as well.
         surrogate: a `Surrogate`, or its name for the default parameter.
         backend: "auto", "triton", "cpu" or "reference".
-        pack: also write the spikes as bits, for `kernels.bits.bits_of(spikes)`.
+        pack: also write the spikes as bits, for `kernels.bits_of(spikes)`.
         online: the past is a constant, and the new membrane is cut from the graph.
         overwrite: online only, write the spikes over `x`, which nothing else may need any more, and pack them; they
             take memory of their own where `x` has gaps.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,23 +12,33 @@ from ..operators import Operator
 from .geometry import Geometry
 
 
-def takes(spikes: Tensor, weight: Tensor, dilation: Sequence[int], groups: int) -> bool:
-    """Whether the kernels can do this convolution and are worth it: float32 on CPU with channels innermost and a
-    multiple of 16 of them, and a window of at least 48 inputs a row."""
-    if spikes.device.type != "cpu" or weight.device.type != "cpu" or spikes.dim() != 4:
+def takes(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, weight: Tensor, dilation: Sequence[int],
+    groups: int,
+) -> bool:  # fmt: skip
+    """Whether the kernels can convolve spikes of this form and are worth it: float32 on CPU with channels innermost and
+    a multiple of 16 of them, and a window of at least 48 inputs a row."""
+    if weight.device.type != "cpu" or len(shape) != 4:
         return False
     out_channels, channels, _, width = weight.shape
     return (
-        spikes.dtype == weight.dtype == torch.float32
+        dtype == weight.dtype == torch.float32
         and groups == 1
         and all(step == 1 for step in dilation)
         and channels % 16 == 0
         and out_channels % 16 == 0
         and channels * width >= 48
-        and spikes.numel() > 0
-        and spikes.is_contiguous(memory_format=torch.channels_last)
-        and not spikes.is_contiguous()
+        and math.prod(shape) > 0
+        and _has_channels_innermost(shape, strides)
     )
+
+
+def _has_channels_innermost(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a map is in the order channels_last and in no other."""
+    _, channels, height, width = shape
+    expected = (channels * height * width, 1, channels * width, channels)
+    agree = all(size == 1 or has == wants for size, has, wants in zip(shape, strides, expected, strict=True))
+    return agree and channels > 1 and height * width > 1
 
 
 def _convolve(

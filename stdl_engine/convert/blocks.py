@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ..memory.spikes import is_spikes, mark_counts
+from ..kernels.small_form import is_spikes, mark_counts
 from ..units import MakeNeuron, ResidualBlock, SEWBlock, Shortcut, Unit, after_norm, conv, output_of
 from .models import name_of
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from ..kernels.small_form import is_spikes, mark_counts
 from ..memory.layers import SpikeConv2d
-from ..memory.spikes import is_spikes, mark_counts
 from ..neurons import Neuron
 from ..neurons.foreign import FusedNode, convert_neurons, unchanged_on_error, unit_instead_of
 from ..units import Head, Unit, output_of, pool_label

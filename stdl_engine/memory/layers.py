@@ -9,6 +9,8 @@ innermost in memory, in less time, its sums taken in another order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
@@ -22,13 +24,15 @@ from .strided import PixelsFirst, skips_pixels
 
 class _SpikeConv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, *settings) -> Tensor:
-        ctx.kept, ctx.shape, ctx.settings = pack_saved(x), x.shape, settings
+    def forward(ctx, x: Tensor, weight: Tensor, bits: Bits | None, *settings) -> Tensor:
+        """With `bits` that can be convolved, x is read by nobody and only says where the gradient goes."""
+        ctx.kept, ctx.shape, ctx.settings = pack_saved(x) if bits is None else bits, x.shape, settings
         ctx.channels_last = torch.channels_last in (suggest_memory_format(x), suggest_memory_format(weight))
         ctx.save_for_backward(weight)
         stride, padding, dilation, *_, groups = settings
-        ctx.from_bits = isinstance(ctx.kept, Bits) and takes(x, weight, dilation, groups)
+        ctx.from_bits = isinstance(ctx.kept, Bits) and _takes(ctx.kept, weight, dilation, groups)
         if ctx.from_bits:
+            ctx.channels_last = True
             return spike_conv(ctx.kept.small, weight, x.shape, stride, padding)
         return torch.ops.aten.convolution(x, weight, None, *settings)
 
@@ -52,7 +56,11 @@ class _SpikeConv(torch.autograd.Function):
         del kept  # where the input was kept whole, it makes room for its gradient
         if ctx.needs_input_grad[0]:
             grad_x = _input_gradient(ctx, grad, weight)
-        return grad_x, grad_weight, *(None for _ in ctx.settings)
+        return grad_x, grad_weight, None, *(None for _ in ctx.settings)
+
+
+def _takes(bits: Bits, weight: Tensor, dilation: Sequence[int], groups: int) -> bool:
+    return takes(bits.shape, bits.stride, bits.dtype, weight, dilation, groups)
 
 
 def _input_gradient(ctx, grad: Tensor, weight: Tensor) -> Tensor:
@@ -113,20 +121,27 @@ class SpikeConv2d(PixelsFirst):
     """Whether it takes a map as `Carried`."""
 
     def forward(self, x: Tensor | Carried) -> Tensor:
-        x = dense(x)
         ordinary = self.bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
         lean = self.memory_form == "lean" and ordinary and not torch.compiler.is_compiling()
         if not lean:
-            return super().forward(x)
+            return super().forward(dense(x))
         stride = self.stride
+        if isinstance(x, Carried) and not skips_pixels(self) and (found := x.bits()) is not None:
+            way, bits = found
+            if _takes(bits, self.weight, self.dilation, self.groups) and not torch.is_autocast_enabled("cpu"):
+                return self._convolved(way, self.weight, bits, stride)
+        x = dense(x)
         if skips_pixels(self):
             x, stride = _Pixels.apply(x, *stride), (1, 1)
         weight = self.weight
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
+        return self._convolved(x, weight, None, stride)
+
+    def _convolved(self, x: Tensor, weight: Tensor, bits: Bits | None, stride: tuple[int, ...]) -> Tensor:
         stride, padding, dilation = (list(pair) for pair in (stride, self.padding, self.dilation))
-        return _SpikeConv.apply(x, weight, stride, padding, dilation, False, [0, 0], self.groups)
+        return _SpikeConv.apply(x, weight, bits, stride, padding, dilation, False, [0, 0], self.groups)
 
 
 class SpikeAvgPool2d(nn.AvgPool2d):

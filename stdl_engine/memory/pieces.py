@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..neurons import has_hooks
-from .spikes import Kept, keep, restore
+from .spikes import Bits, Kept, keep, restore
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,13 @@ class Carried:
         if self._small is not None or self._reads <= 0:
             self._dense = None
         return x
+
+    def bits(self) -> tuple[Tensor, Bits] | None:
+        """For a reader that can do with the bits, if only they are held: where its gradient goes, a tensor of the map's
+        shape and of no size, and the bits."""
+        if self._dense is not None or not isinstance(self._small, Bits):
+            return None
+        return self._small.outline() if self._way is None else self._way, self._small
 
 
 def dense(x: Tensor | Carried) -> Tensor:

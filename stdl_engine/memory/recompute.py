@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..neurons import Neuron
 from .pieces import Carried
-from .spikes import keep, restore
+from .spikes import Bits, keep, restore
 
 
 class _Enter(torch.autograd.Function):
@@ -49,6 +49,10 @@ class Entering(Carried):
 
     def dense(self) -> Tensor:
         return enter(self._carried.dense(), self._receive)
+
+    def bits(self) -> tuple[Tensor, Bits] | None:
+        found = self._carried.bits()
+        return None if found is None else (enter(found[0], self._receive), found[1])
 
 
 class _Leave(torch.autograd.Function):

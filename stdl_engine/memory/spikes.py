@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from ..kernels.bits import attach, bits_of, unpack
+from ..kernels.bits import unpack
 from ..kernels.bits.reference import pack
+from ..kernels.small_form import attach, bits_of, is_spikes, mark_counts
 from .tracker import is_tracking, note_saved
 
 
@@ -30,6 +31,10 @@ class Bits:
         attach(dense, self.small)
         return dense
 
+    def outline(self) -> Tensor:
+        """A tensor of the same shape and of no size, for those who ask for nothing else."""
+        return torch.zeros((), dtype=self.dtype, device=self.small.device).expand(self.shape)
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -44,19 +49,6 @@ class Counts:
 
 Kept = Bits | Counts | Tensor
 """A tensor in its small form, or as it is where it has none."""
-
-
-def mark_counts(t: Tensor) -> Tensor:
-    """Say that a tensor holds whole numbers from 0 to 255, sums of spikes, so that it may be kept as bytes."""
-    t.untyped_storage().spike_counts = t._version
-    return t
-
-
-def is_spikes(t: Tensor) -> bool:
-    """Whether a tensor is known to hold spikes or sums of them; inference tensors count no changes and never are."""
-    if t.is_inference():
-        return False
-    return bits_of(t) is not None or getattr(t.untyped_storage(), "spike_counts", None) == t._version
 
 
 def keep(t: Tensor) -> Kept:

@@ -49,11 +49,12 @@ class Trials:
         much less. When there are no more, the smallest plan of all is tried; if that is too large as well, OverBudget
         says so after the words of `trouble`.
         """
-        limit = budget
+        limit, tried = budget, None
         while (plan := propose(limit)) is not None:
-            step = self.whole_step(plan)
-            if step.peak_bytes <= budget:
-                return self.noted(plan, step, budget)
+            if plan != tried:  # a little less may lead to the same plan again
+                tried, step = plan, self.whole_step(plan)
+                if step.peak_bytes <= budget:
+                    return self.noted(plan, step, budget)
             limit -= step.peak_bytes - budget
         plan = smallest()
         step = self.whole_step(plan)

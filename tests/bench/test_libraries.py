@@ -20,7 +20,7 @@ NOTE = "spikingjelly is not installed: pip install 'stdl-engine[bench]'"
 def _no_spikingjelly(monkeypatch):
     installed = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "spikingjelly" else installed(name))
-    monkeypatch.setattr("bench.jelly.trainer", lambda *_: pytest.fail("built"))
+    monkeypatch.setattr("bench.memopt.trainer", lambda *_: pytest.fail("built"))
 
 
 @pytest.mark.usefixtures("_no_spikingjelly")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
-from spikingjelly.activation_based import functional, memopt
+from spikingjelly.activation_based import functional
+from spikingjelly.activation_based.memopt import optimize_memory
 
-from bench import jelly, memory, training
+from bench import jelly, memopt, memory, training
 from bench.session import Session
 from stdl_engine import FusedLIF
 from stdl_engine.models import build_model
@@ -57,19 +60,42 @@ def test_a_network_whose_training_would_corrupt_memory_is_refused():
         jelly.resnet18("m", width=0.1)
 
 
-def test_the_optimised_network_is_what_the_optimiser_makes(batch):
-    x, y = batch
+@pytest.mark.parametrize("share", memopt.SHARES)
+def test_the_optimised_network_is_what_the_optimiser_makes(batch, share):
+    x, y = torch.randn(3, 3, 32, 32), batch[1]
     torch.manual_seed(0)
-    by_hand = jelly.optimized(jelly.resnet18("m", width=WIDTH))
+    by_hand = memopt.apply(jelly.resnet18("m", width=WIDTH), memopt.level_1(share, WIDTH))
     torch.manual_seed(0)
     by_itself = jelly.resnet18("m", width=WIDTH)
     targets = (jelly.ConvUnit, jelly.ResidualBlock)
-    memopt.optimize_memory(by_itself, targets, lambda model: jelly.logits(model, x, T, "m"), level=1)
+    optimize_memory(by_itself, targets, lambda model: jelly.logits(model, x, T, "m"), level=1, checkpoint_budget=share)
     functional.reset_net(by_itself)
     peaks = [jelly.peak_bytes(jelly.Trainer(model, memory.SGD, "m"), x, y, T) for model in (by_hand, by_itself)]
     assert peaks[0] == peaks[1]
     plain = jelly.Trainer(jelly.resnet18("m", width=WIDTH), memory.SGD, "m")
     assert peaks[0] < jelly.peak_bytes(plain, x, y, T)
+
+
+def test_higher_levels_take_no_more_memory_and_give_the_same_gradients():
+    x, y = torch.randn(16, 3, 16, 16), torch.randint(10, (16,))
+
+    @functools.cache
+    def peak(wrapped):
+        model = memopt.apply(jelly.resnet18("m", width=WIDTH), wrapped)
+        return jelly.peak_bytes(jelly.Trainer(model, memory.SGD, "m"), x, y, T)
+
+    first, second, fourth = memopt.level_1(), memopt.searched(2, peak), memopt.searched(4, peak)
+    assert peak(second) < peak(first)
+    assert peak(fourth) <= peak(second)
+    assert sum(map(len, fourth)) < sum(map(len, second))
+    gradients = []
+    for wrapped in ((memopt.NOTHING,) * memopt.UNITS, second):
+        torch.manual_seed(0)
+        model = memopt.apply(jelly.resnet18("m", width=WIDTH).double(), wrapped)
+        steps = jelly.logits(model, x.double(), T, "m")
+        gradients.append(torch.autograd.grad(jelly.loss_of(steps, y), list(model.parameters())))
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(again, plain, rtol=1e-9, atol=1e-12)
 
 
 def test_training_steps_are_compared_each_in_its_layout(monkeypatch):

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from stdl_engine import FusedLIF, FusedPLIF
 from stdl_engine.convert import convert_neurons, units_from
-from stdl_engine.memory.spikes import is_spikes
+from stdl_engine.kernels.small_form import is_spikes
 from stdl_engine.neurons import Neuron, borrowed
 from stdl_engine.planning.network import Network
 from stdl_engine.planning.plan import plan_of_layers

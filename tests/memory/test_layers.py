@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import weakref
 
 import pytest
@@ -9,7 +10,11 @@ import torch
 from torch import nn
 
 from stdl_engine import FusedLIF
+from stdl_engine.kernels.small_form import attach
 from stdl_engine.memory.layers import SpikeAvgPool2d, SpikeConv2d
+from stdl_engine.memory.pieces import Carried
+from stdl_engine.memory.recompute import Entering
+from stdl_engine.memory.spikes import keep
 from stdl_engine.memory.tracker import Tracker
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -240,6 +245,32 @@ class TestConvFromBits:
         spikes, _ = spikes_of((2, 16, 6, 6), "channels_last", needs_grad=False)
         spikes.mul_(0.5)
         assert torch.equal(layer(spikes), plain(layer)(spikes))
+
+    @pytest.mark.parametrize("entering", [False, True], ids=["no gradient", "the beginning of a graph"])
+    def test_a_map_that_comes_as_bits_stays_bits(self, entering):
+        layer = lean(SpikeConv2d(16, 32, 3, padding=1, bias=False).to(memory_format=torch.channels_last))
+        spikes, _ = spikes_of((4, 16, 16, 16), "channels_last", needs_grad=False)
+        kept, gradients = keep(spikes), []
+        whole = spikes.clone(memory_format=torch.preserve_format).requires_grad_(entering)
+        attach(whole, kept.small)
+        expected = layer(whole)
+        upstream = torch.randn_like(expected)
+        expected.backward(upstream)
+        weight_gradient, layer.weight.grad = layer.weight.grad, None
+        carried = Entering(Carried(kept), gradients.append) if entering else Carried(kept)
+        del spikes
+        tracker = Tracker()
+        tracker.follow([kept.small, layer.weight])
+        before = tracker.current
+        with tracker:
+            found = layer(carried)
+        assert tracker.peak - before < found.nbytes + math.prod(kept.shape)  # beside the output no dense map
+        assert torch.equal(found, expected)
+        found.backward(upstream)
+        assert torch.equal(layer.weight.grad, weight_gradient)
+        if entering:
+            assert torch.equal(gradients[0], whole.grad)
+            assert gradients[0].stride() == whole.grad.stride()
 
 
 POOLS = [(2,), (3, 2, 1), (4, 4), ((2, 1), (2, 1)), (3, 2, 1, True), (3, 2, 1, False, False), (2, 2, 0, False, True, 3)]
