@@ -30,7 +30,8 @@ def attach(spikes: Tensor, packed: Tensor) -> None:
     """
     if spikes.is_inference():
         return
-    spikes.untyped_storage().spike_bits = SpikeBits(packed, spikes.numel(), spikes._version)
+    bits = SpikeBits(packed, spikes.numel(), spikes._version)
+    spikes.untyped_storage().spike_bits = bits  # type: ignore[attr-defined]  # hung on it for `bits_of` to find
 
 
 def bits_of(spikes: Tensor) -> Tensor | None:
