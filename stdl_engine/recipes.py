@@ -201,8 +201,9 @@ def find(name: str) -> Recipe:
 def by_rule(recipe: Recipe, rule: str, memory: str | None = None) -> Recipe:
     """The recipe by another rule, and in another form of memory if one is named; what only STDL takes is kept for STDL
     alone."""
-    only_stdl: Part = {} if rule == "stdl" else {"budget": None, "variant": "stdl", "layerwise": False}
-    return replace(recipe, rule=rule, memory=memory or recipe.memory, **only_stdl)
+    only_stdl = {} if rule == "stdl" else {"budget": None, "variant": "stdl", "layerwise": False}
+    changes: Part = {"rule": rule, "memory": memory or recipe.memory, **only_stdl}
+    return replace(recipe, **changes)
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:

@@ -9,6 +9,8 @@ innermost in memory, in less time, its sums taken in another order.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
@@ -22,7 +24,7 @@ from .strided import PixelsFirst, skips_pixels
 
 class _SpikeConv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, *settings) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, *settings: Any) -> Tensor:
         ctx.kept, ctx.shape, ctx.settings = pack_saved(x), x.shape, settings
         ctx.channels_last = torch.channels_last in (suggest_memory_format(x), suggest_memory_format(weight))
         ctx.save_for_backward(weight)
@@ -33,7 +35,7 @@ class _SpikeConv(torch.autograd.Function):
         return torch.ops.aten.convolution(x, weight, None, *settings)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
         if ctx.kept is None:
             raise RuntimeError(
@@ -55,7 +57,7 @@ class _SpikeConv(torch.autograd.Function):
         return grad_x, grad_weight, *(None for _ in ctx.settings)
 
 
-def _input_gradient(ctx, grad: Tensor, weight: Tensor) -> Tensor:
+def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
     stride, padding, dilation, *_, groups = ctx.settings
     if ctx.from_bits and is_weight_bound(weight, grad):
         return by_columns(grad, weight, ctx.shape, stride, padding)
@@ -78,12 +80,12 @@ class _Pixels(torch.autograd.Function):
     """Every so manieth pixel of spikes, as a map of its own with its own small form; nothing is kept for backward."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, down: int, right: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, down: int, right: int) -> Tensor:
         ctx.shape, ctx.layout, ctx.step = x.shape, suggest_memory_format(x), (down, right)
         return subsampled(x, down, right)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         down, right = ctx.step
         grad_x = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout).zero_()
         grad_x[:, :, ::down, ::right] = grad
@@ -92,12 +94,12 @@ class _Pixels(torch.autograd.Function):
 
 class _SpikePool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, *settings) -> Tensor:
+    def forward(ctx: Any, x: Tensor, *settings: Any) -> Tensor:
         ctx.shape, ctx.settings, ctx.layout = x.shape, settings, suggest_memory_format(x)
         return torch.ops.aten.avg_pool2d(x, *settings)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         stand_in = grad.new_empty(1).expand(ctx.shape)
         grad_x = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout)
         torch.ops.aten.avg_pool2d_backward.grad_input(grad, stand_in, *ctx.settings, grad_input=grad_x)
@@ -112,8 +114,8 @@ class SpikeConv2d(PixelsFirst):
     reads_carried = True
     """Whether it takes a map as `Carried`."""
 
-    def forward(self, x: Tensor | Carried) -> Tensor:
-        x = dense(x)
+    def forward(self, carried: Tensor | Carried) -> Tensor:
+        x = dense(carried)
         ordinary = self.bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
         lean = self.memory_form == "lean" and ordinary and not torch.compiler.is_compiling()
         if not lean:
@@ -125,8 +127,8 @@ class SpikeConv2d(PixelsFirst):
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
-        stride, padding, dilation = (list(pair) for pair in (stride, self.padding, self.dilation))
-        return _SpikeConv.apply(x, weight, stride, padding, dilation, False, [0, 0], self.groups)
+        sizes = [list(pair) for pair in (stride, self.padding, self.dilation)]
+        return _SpikeConv.apply(x, weight, *sizes, False, [0, 0], self.groups)
 
 
 class SpikeAvgPool2d(nn.AvgPool2d):

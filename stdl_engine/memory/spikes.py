@@ -48,7 +48,7 @@ Kept = Bits | Counts | Tensor
 
 def mark_counts(t: Tensor) -> Tensor:
     """Say that a tensor holds whole numbers from 0 to 255, sums of spikes, so that it may be kept as bytes."""
-    t.untyped_storage().spike_counts = t._version
+    t.untyped_storage().spike_counts = t._version  # type: ignore[attr-defined]  # hung on it for `is_spikes`
     return t
 
 
@@ -127,7 +127,7 @@ Saved = Bits | Counts | _AsItIs
 def pack_saved(t: Tensor) -> Saved:
     """What is saved of a tensor for backward: its small form, or the tensor itself and which version of it."""
     kept = keep(t)
-    return _AsItIs(t, _version(t)) if kept is t else kept
+    return _AsItIs(t, _version(t)) if isinstance(kept, Tensor) else kept
 
 
 def unpack_saved(saved: Saved) -> Tensor:
