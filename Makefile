@@ -57,9 +57,10 @@ test-wheel: setup  ## build the wheel, install it into a clean environment, and 
 	$(WHEEL_VENV)/bin/python tests/installed.py all
 	rm -rf $(WHEEL_VENV)
 
-lint: setup  ## check style and formatting
+lint: setup  ## check style, formatting and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
 
 format: setup  ## fix style and formatting
 	$(BIN)/ruff check --fix $(CODE)
@@ -82,5 +83,5 @@ demo: setup  ## train a small spiking network on scikit-learn's digits by BPTT a
 	$(BIN)/python -m stdl_engine.train digits --compare bptt stdl
 
 clean:  ## remove everything that is not source
-	rm -rf $(VENV) $(WHEEL_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks runs bench/mine
+	rm -rf $(VENV) $(WHEEL_VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks runs bench/mine
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

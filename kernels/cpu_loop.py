@@ -23,7 +23,7 @@ from torch import Tensor
 from . import cpu_math
 from .cpu_math import element
 from .cpu_scratch import scratch
-from .cpu_threads import CHUNK, address, claim, compile_kernel, inlined, nonzero_8, pointer, run
+from .cpu_threads import CHUNK, Kernel, address, claim, compile_kernel, inlined, nonzero_8, pointer, run
 from .operands import Backward, Forward
 from .surrogate import gradient_for
 
@@ -51,7 +51,7 @@ def forward(operands: Forward, integrate: Callable, numbers: Numbers) -> None:
     """Run `integrate(m, adaptation, current, numbers)`, which gives the new membrane, the new adaptation and the level
     at which the neuron fires, over all neurons and steps; the current is scale · x."""
     n, steps = operands.m.numel(), operands.steps
-    addresses = [0 if t is None else t.data_ptr() for t in operands[1 : 1 + len(_FORWARD)]]
+    addresses = [t.data_ptr() if isinstance(t, Tensor) else 0 for t in operands[1 : 1 + len(_FORWARD)]]
     x, m_first, m, spikes, _, m_kept, adaptation_first, adaptation, _ = addresses
     in_place = m_kept == 0 if steps > 1 else m == m_first
     kernel, record = _forward_kernel(
@@ -71,7 +71,7 @@ def backward(operands: Backward, go_back: Callable, numbers: Numbers, partial: T
     shape = operands.grad_spikes is not None, carries, hands_on, operands.adaptation is not None, partial is not None
     kernel, record = _backward_kernel(operands.grad_x.dtype, go_back, *shape)
     tensors = (*operands[1 : 1 + len(_BACKWARD)], partial)
-    addresses = [0 if t is None else t.data_ptr() for t in tensors]
+    addresses = [t.data_ptr() if isinstance(t, Tensor) else 0 for t in tensors]
     run(kernel, record(0, n, operands.steps, *addresses, *numbers), n)
 
 
@@ -154,7 +154,7 @@ def _tile_of(kind: type) -> Callable:
 @functools.cache
 def _forward_kernel(
     dtype: torch.dtype, integrate: Callable, in_place: bool, over_input: bool, has_second: bool, writes_second: bool
-) -> tuple[Callable, type[ctypes.Structure]]:
+) -> tuple[Kernel, type[ctypes.Structure]]:
     memory, arithmetic, *_ = element(dtype)
     record = _record(arithmetic, _FORWARD)
     fire = fire_for(dtype, integrate, in_place, over_input, has_second, writes_second)
@@ -206,7 +206,7 @@ def _copy(source, target, count):
 def _backward_kernel(
     dtype: torch.dtype, go_back: Callable, has_grad_spikes: bool, carries: bool, hands_on: bool, has_second: bool,
     sums: bool,
-) -> tuple[Callable, type[ctypes.Structure]]:  # fmt: skip
+) -> tuple[Kernel, type[ctypes.Structure]]:  # fmt: skip
     memory, arithmetic, widen, narrow = element(dtype)
     record = _record(arithmetic, (*_BACKWARD, "partial"))
     maps, states = _tile_of(memory), _tile_of(arithmetic)

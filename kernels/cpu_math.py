@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -119,15 +121,25 @@ def _same(value):
     return value
 
 
-# For each element type of x, spikes and gradients: how memory sees it, the type of the arithmetic, both conversions.
+class Element(NamedTuple):
+    """An element type of x, spikes and gradients, as compiled loops see it."""
+
+    memory: type
+    arithmetic: type
+    widen: Callable
+    """From memory to arithmetic."""
+    narrow: Callable
+    """And back."""
+
+
 ELEMENTS = {
-    "float32": (np.float32, np.float32, _same, _same),
-    "float64": (np.float64, np.float64, _same, _same),
-    "bfloat16": (np.uint16, np.float32, _bfloat16_to_float32, _float32_to_bfloat16),
-    "float16": (np.uint16, np.float32, _half_to_float32, _float32_to_half),
+    "float32": Element(np.float32, np.float32, _same, _same),
+    "float64": Element(np.float64, np.float64, _same, _same),
+    "bfloat16": Element(np.uint16, np.float32, _bfloat16_to_float32, _float32_to_bfloat16),
+    "float16": Element(np.uint16, np.float32, _half_to_float32, _float32_to_half),
 }
 
 
-def element(dtype: torch.dtype) -> tuple:
+def element(dtype: torch.dtype) -> Element:
     """The row of `ELEMENTS` for a torch dtype."""
     return ELEMENTS[str(dtype).removeprefix("torch.")]

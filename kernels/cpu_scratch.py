@@ -10,7 +10,7 @@ from numba import types
 from numba.extending import intrinsic
 
 
-def scratch(count: int, element: type) -> Callable:
+def scratch(count: int, element: type[np.floating]) -> Callable:
     """A function for compiled loops that gives the address of `count` unwritten elements, always the same ones.
 
     LLVM knows that no operand overlaps them, and so vectorises loops that write there.

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Protocol
 
 import numba
 import numpy as np
@@ -27,8 +28,9 @@ CHUNK = 32768
 
 # "numpy" divides as C does; Python's check for a zero divisor is a branch that keeps loops from vectorising (7 times
 # slower).
-_OPTIONS = {"error_model": "numpy"}
-inlined = numba.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
+_OPTIONS: dict[str, Any] = {"error_model": "numpy"}
+_INLINED: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+inlined = numba.njit(**_INLINED, **_OPTIONS)
 """For functions that compiled loops call, and nobody else: LLVM puts them into the loop. Without entries for Python and
 C each takes half as long to compile."""
 
@@ -83,18 +85,26 @@ def nonzero_8(typingctx, array, first):
     return types.uint8(array, first), generate
 
 
+class Kernel(Protocol):
+    """A compiled loop: a C function of a pointer to its record."""
+
+    address: int
+
+    def __call__(self, record: Any) -> None: ...
+
+
 _C_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def compile_kernel(body: Callable, record: type[ctypes.Structure]) -> Callable:
+def compile_kernel(body: Callable, record: type[ctypes.Structure]) -> Kernel:
     """Compile `body(record_pointer)` to a C function; `record` starts with an int64 ticket."""
-    entry = numba.cfunc(types.void(types.CPointer(numba.from_dtype(np.dtype(record)))), **_OPTIONS)(body)
-    function = _C_FUNCTION(entry.address)
+    entry: Any = numba.cfunc(types.void(types.CPointer(numba.from_dtype(np.dtype(record)))), **_OPTIONS)(body)
+    function: Any = _C_FUNCTION(entry.address)
     function.address, function.keep_alive = entry.address, entry
     return function
 
 
-def run(kernel: Callable, record: ctypes.Structure, elements: int) -> None:
+def run(kernel: Kernel, record: ctypes.Structure, elements: int) -> None:
     """Run a kernel over `elements` neurons with as many threads as torch would use."""
     if elements <= CHUNK:
         kernel(ctypes.byref(record))
@@ -107,7 +117,7 @@ def workers_for(tickets: int) -> int:
     return min(torch.get_num_threads(), tickets)
 
 
-def run_on(workers: int, kernel: Callable, record: ctypes.Structure) -> None:
+def run_on(workers: int, kernel: Kernel, record: ctypes.Structure) -> None:
     """Run a kernel on that many threads."""
     arguments = ctypes.byref(record)
     if workers <= 1:

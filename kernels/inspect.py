@@ -80,12 +80,12 @@ def _backward(source: triton.JITFunction, online: bool, many: bool, shared: tupl
     return Kernel(source, ("p_grad_spikes", "p_grad_x"), choices | past | own, shared, in_loop=many and not online)
 
 
-_LIF = {"RESET": "soft", "LEARNED": False, "SCALE_BY_DECAY": False}
+_LIF: dict[str, Any] = {"RESET": "soft", "LEARNED": False, "SCALE_BY_DECAY": False}
 _LIF_BACK = _LIF | {"HAS_GRAD_W": False}
 _PLIF = _LIF | {"LEARNED": True, "shared": ("p_decay",)}
 _PLIF_BACK = _PLIF | {"HAS_GRAD_W": True, "shared": ("p_decay", "p_partial")}
 _PLIF_ONLINE_BACK = _PLIF_BACK | {"shared": ("p_partial",)}
-_ALIF = {"ADVANCE": True}
+_ALIF: dict[str, Any] = {"ADVANCE": True}
 _ALIF_BACK = _ALIF | {"more_past": ("HAS_GRAD_ADAPT",)}
 KERNELS = {
     "lif_online_fwd": _forward(lif.lif_fwd, pack=True, many=False, **_LIF),
@@ -145,7 +145,9 @@ def compile_kernel(kernel: Kernel, dtype: str, target: GPUTarget) -> CompiledKer
 def accesses(assembly: str, in_loop: bool = False) -> list[Access]:
     """The loads and stores of global memory in PTX or AMD assembly, or those in its one loop; raises where one may run
     more often than that."""
-    found, labels, loop = [], {}, None
+    found: list[Access] = []
+    labels: dict[str, int] = {}
+    loop: list[Access] | None = None
     for line in assembly.splitlines():
         if label := re.match(r"([$.]\w+):", line):
             labels[label[1]] = len(found)
@@ -164,9 +166,11 @@ def accesses(assembly: str, in_loop: bool = False) -> list[Access]:
             r"\s+(?:@\S+\s+)?(?!cvta)(?:[a-z]\S*\.global\b|(?:global|buffer|flat)_(?:load|store|atomic))", line
         ):
             raise ValueError(f"cannot count the bytes of this instruction: {line.strip()}")
-    if in_loop and loop is None:
+    if not in_loop:
+        return found
+    if loop is None:
         raise ValueError("cannot count the bytes of the loop: there is none in this assembly")
-    return loop if in_loop else found
+    return loop
 
 
 def resources(compiled: CompiledKernel) -> tuple[int, int]:
@@ -181,7 +185,10 @@ def resources(compiled: CompiledKernel) -> tuple[int, int]:
         cubin.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name]
         usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", usage).groups())
+    line = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", usage)
+    if line is None:
+        raise ValueError(f"cannot find the registers in what cuobjdump printed: {usage.strip()}")
+    registers, stack, local = map(int, line.groups())
     return registers, stack + local
 
 

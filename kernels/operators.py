@@ -58,7 +58,7 @@ class Differentiable(torch.autograd.Function):
     compiled: ClassVar[type[torch.autograd.Function]]
 
     def __init_subclass__(cls) -> None:
-        def forward(ctx, *arguments):
+        def forward(ctx: Any, *arguments: Any) -> Any:
             output = cls.forward(*arguments)
             cls.setup_context(ctx, arguments, output)
             return output
@@ -78,8 +78,9 @@ class Differentiable(torch.autograd.Function):
         return cls.plain.apply(*arguments)
 
 
-def saved_tensors(ctx: Any, what: str) -> tuple[Tensor | None, ...]:
-    """What a time step of `what` saved for its backward; a sentence if an earlier backward has freed it."""
+def saved_tensors(ctx: Any, what: str) -> tuple[Any, ...]:
+    """What a time step of `what` saved for its backward, tensors or None; a sentence if an earlier backward has freed
+    it."""
     try:
         return ctx.saved_tensors
     except RuntimeError as error:
@@ -188,12 +189,12 @@ class Operator:
         """The forward of an autograd function, which wants to see what is overwritten among the results."""
         keep = self._keep
 
-        def forward(ctx, *arguments):
+        def forward(ctx: Any, *arguments: Any) -> Any:
             results = run(*arguments)
             keep(ctx, arguments, results)
             return results
 
-        def forward_over(ctx, *arguments):
+        def forward_over(ctx: Any, *arguments: Any) -> Any:
             results = run(*arguments)
             overwritten = [arguments[place] for place in self._overwritten]
             results = *overwritten, *(results if isinstance(results, tuple) else (results,))
@@ -275,5 +276,6 @@ def _schema(parameters: Sequence[str], hints: dict[str, Any], changed: Sequence[
 
     def prototype() -> None: ...
 
-    prototype.__signature__ = inspect.Signature(flat, return_annotation=hints["return"])
+    signature = inspect.Signature(flat, return_annotation=hints["return"])
+    prototype.__signature__ = signature  # type: ignore[attr-defined]  # where `inspect` looks for it
     return torch.library.infer_schema(prototype, mutates_args=changed)

@@ -54,7 +54,8 @@ def is_spikes(t: Tensor) -> bool:
 
 def _hang(t: Tensor, bits: Tensor | None) -> None:
     if not t.is_inference():
-        t.untyped_storage().small_form = SmallForm(bits, t.numel(), t._version)
+        form = SmallForm(bits, t.numel(), t._version)
+        t.untyped_storage().small_form = form  # type: ignore[attr-defined]  # hung on it for `_form_of` to find
 
 
 def _form_of(t: Tensor) -> SmallForm | None:

@@ -7,8 +7,9 @@ of their own. What sets them apart is in the kernels that are called, `cpu.py` a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from types import GenericAlias
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,24 @@ from .layout import dense, empty_like, empty_steps, in_steps, is_dense, is_in_st
 from .operands import Backward, Forward
 from .operators import Operator, saved_tensors, transformed
 from .small_form import attach
+
+
+class Options(Protocol):
+    """What a neuron's kernels are told besides tensors; a NamedTuple of numbers."""
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def advance(self) -> bool:
+        """Whether a step advances the second state."""
+
+    @property
+    def reads_past(self) -> bool:
+        """Whether the past's value is read to go back."""
+
+    def keywords(self, learned: bool) -> dict[str, Any]:
+        """The same for the plain step, where the decay is `learned` or not."""
 
 
 class Call(NamedTuple):
@@ -51,18 +70,23 @@ class Wanted(NamedTuple):
     """Of the input, and so of its gradient."""
 
 
+Gradients = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""Of the input, of both states before the first step, and of the learned decay."""
+
+
 class Steps:
     """The operators of one neuron.
 
     Args:
         name: the neuron, in the names of its operators and in messages.
-        options: the NamedTuple of what its kernels are told besides tensors. It has a `backend`, and says whether the
-            past's value is read to go back, `reads_past`, and whether a step advances the second state, `advance`.
+        options: the NamedTuple of what its kernels are told besides tensors.
         package: the folder of its kernels.
         plain: one step in plain PyTorch, of the input, the states, the decay if it is learned, and `options.keywords`.
     """
 
-    def __init__(self, name: str, options: type, package: str, plain: Callable[..., tuple[Tensor, ...]]) -> None:
+    def __init__(
+        self, name: str, options: type[Options], package: str, plain: Callable[..., tuple[Tensor, ...]]
+    ) -> None:
         self.name, self._options, self._package, self._plain = name, options, package, plain
         self.fresh = self._forward_operator(f"{name}_steps", in_place=False, over=False)
         self.fresh_over = self._forward_operator(f"{name}_steps_over", in_place=False, over=True)
@@ -72,7 +96,7 @@ class Steps:
             f"{name}_backward",
             self._backward,
             self._empty_gradients,
-            types={"options": options},
+            types={"options": options, "return": tuple[Tensor, Tensor, Tensor, Tensor]},
             no_gradient=(
                 f'the fused {name.upper()} step has no second derivative: pass backend="reference" to differentiate '
                 "twice."
@@ -80,7 +104,7 @@ class Steps:
         )
 
     def advance(
-        self, x: Tensor, m: Tensor, adaptation: Tensor | None, w: Tensor | None, options: Any, *,
+        self, x: Tensor, m: Tensor, adaptation: Tensor | None, w: Tensor | None, options: Options, *,
         sequence: bool = False, online: bool = False, pack: bool = False, overwrite: bool = False,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """Spikes and new states, differentiable in the input, the decay and, if not online, the past.
@@ -102,7 +126,7 @@ class Steps:
         return (spikes, m) if len(states) == 1 else (spikes, m, adaptation if options.advance else states[1])
 
     def advance_(
-        self, x: Tensor, m: Tensor, adaptation: Tensor | None, w: Tensor | None, options: Any, *,
+        self, x: Tensor, m: Tensor, adaptation: Tensor | None, w: Tensor | None, options: Options, *,
         sequence: bool = False, overwrite: bool = False,
     ) -> Tensor:  # fmt: skip
         """Spikes, which carry their bits; the states, which are constants, are advanced where they lie.
@@ -126,7 +150,9 @@ class Steps:
         _attach(spikes, bits if packs else None)
         return spikes
 
-    def _by_reference(self, x, states, w, options, sequence: bool, online: bool) -> tuple[Tensor, ...]:
+    def _by_reference(
+        self, x: Tensor, states: Sequence[Tensor], w: Tensor | None, options: Options, sequence: bool, online: bool
+    ) -> tuple[Tensor, ...]:
         learned = () if w is None else (w,)
         keywords = options.keywords(w is not None)
         return reference.steps(
@@ -136,14 +162,16 @@ class Steps:
     def _forward_operator(self, name: str, *, in_place: bool, over: bool) -> Operator:
         """The steps as an operator whose states are new or `in_place`, and whose spikes are new or `over` the input."""
 
-        def new(o: Forward) -> tuple:
+        def new(o: Forward) -> tuple[Tensor | None, ...]:
             """The results that are not written over an argument."""
             kept = o.m_kept, o.adaptation_kept, o.bits
             if in_place:
                 return kept if over else (o.spikes, *kept)
             return (o.m, o.adaptation, *kept) if over else (o.spikes, o.m, o.adaptation, *kept)
 
-        def compute(x: Tensor, m: Tensor, adaptation: Tensor | None, w: Tensor | None, options: Any, call: Call):
+        def compute(
+            x: Tensor, m: Tensor, adaptation: Tensor | None, w: Tensor | None, options: Options, call: Call
+        ) -> tuple[Tensor | None, ...]:
             operands = _forward_operands(x, m, adaptation, w, options, call, in_place, over)
             if m.numel():
                 kernels = dispatch.kernels(self._package, options.backend, x.device)
@@ -152,7 +180,9 @@ class Steps:
                 x.copy_(operands.x)
             return new(operands)
 
-        def fake(x, m, adaptation, w, options, call):
+        def fake(
+            x: Tensor, m: Tensor, adaptation: Tensor | None, w: Tensor | None, options: Options, call: Call
+        ) -> tuple[Tensor | None, ...]:
             return new(_forward_operands(x, m, adaptation, w, options, call, in_place, over))
 
         count = 3 + (not over) + 2 * (not in_place)
@@ -160,7 +190,7 @@ class Steps:
             name,
             compute,
             fake,
-            types={"options": self._options, "return": tuple[(Tensor,) * count]},
+            types={"options": self._options, "return": GenericAlias(tuple, (Tensor,) * count)},
             mutates=("m", "adaptation") if in_place else (),
             overwrites=("x",) if over else (),
             keep=self._keep_online if in_place else self._keep,
@@ -170,8 +200,8 @@ class Steps:
     def _backward(
         self, m: Tensor, adaptation: Tensor | None, m_kept: Tensor | None, adaptation_kept: Tensor | None,
         m_first: Tensor | None, adaptation_first: Tensor | None, grad_spikes: Tensor | None, grad_m: Tensor | None,
-        grad_adaptation: Tensor | None, w: Tensor | None, options: Any, wanted: Wanted,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        grad_adaptation: Tensor | None, w: Tensor | None, options: Options, wanted: Wanted,
+    ) -> Gradients:  # fmt: skip
         gradients = self._empty_gradients(
             m, adaptation, m_kept, adaptation_kept, m_first, adaptation_first, grad_spikes, grad_m, grad_adaptation, w,
             options, wanted,
@@ -202,14 +232,14 @@ class Steps:
         return gradients
 
     @staticmethod
-    def _empty_gradients(m, adaptation, m_kept, *rest):
+    def _empty_gradients(m: Tensor, adaptation: Tensor | None, m_kept: Tensor | None, *rest: Any) -> Gradients:
         *_, w, _, wanted = rest
         grad_x = empty_steps(m, _steps(m_kept), wanted.dtype) if wanted.sequence else empty_like(m, wanted.dtype)
         grad_m_first = empty_like(m, m.dtype) if wanted.wants_past else None
         grad_adaptation_first = empty_like(m, m.dtype) if wanted.wants_past and adaptation is not None else None
         return grad_x, grad_m_first, grad_adaptation_first, torch.empty_like(w) if wanted.wants_w else None
 
-    def _keep(self, ctx, inputs, output) -> None:
+    def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         x, m_first, adaptation_first, w, options, call = inputs
         _, m, adaptation, m_kept, adaptation_kept, bits = output
         _, wants_m, wants_adaptation, wants_w = ctx.needs_input_grad[:4]
@@ -227,7 +257,9 @@ class Steps:
         ctx.mark_non_differentiable(*(t for t in constants if t is not None))
         ctx.set_materialize_grads(False)
 
-    def _go_back(self, ctx, grad_spikes, grad_m, grad_adaptation, *_):
+    def _go_back(
+        self, ctx: Any, grad_spikes: Tensor | None, grad_m: Tensor | None, grad_adaptation: Tensor | None, *_: None
+    ) -> tuple[Tensor | None, ...]:
         if not ctx.options.advance:
             grad_adaptation = None
         reaches_past = ctx.past or ctx.call.sequence  # of a sequence the past is also its steps before
@@ -239,7 +271,7 @@ class Steps:
         needed = ctx.needs_input_grad[:4]
         return *(g if is_needed else None for g, is_needed in zip(gradients, needed, strict=True)), None, None
 
-    def _keep_online(self, ctx, inputs, output) -> None:
+    def _keep_online(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         x, m, adaptation, w, options, call = inputs
         *_, m_kept, adaptation_kept, bits = output
         ctx.options, ctx.call, ctx.dtype, ctx.past = options, call, x.dtype, False
@@ -251,7 +283,7 @@ class Steps:
         ctx.mark_non_differentiable(*(t for t in (m_kept, adaptation_kept, bits) if t is not None))
         ctx.set_materialize_grads(False)
 
-    def _go_back_online(self, ctx, grad_spikes, *_):
+    def _go_back_online(self, ctx: Any, grad_spikes: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if _versions(ctx.states) != ctx.versions:
             raise RuntimeError(
                 f"the state of an online {self.name.upper()} step was advanced or changed before that step's backward: "
@@ -272,7 +304,7 @@ class Steps:
 
 
 def _forward_operands(
-    x: Tensor, m: Tensor, adaptation: Tensor | None, w: Tensor | None, options: Any, call: Call, in_place: bool,
+    x: Tensor, m: Tensor, adaptation: Tensor | None, w: Tensor | None, options: Options, call: Call, in_place: bool,
     over: bool,
 ) -> Forward:  # fmt: skip
     """All operands in one memory order, results unwritten: the order of the states where those are written over, else
@@ -303,11 +335,13 @@ def _forward_operands(
 def _without_first(operands: Forward) -> Forward:
     """The operands of a step over its state, whose old membrane is kept: the first of the maps, which is not the
     kernel's to write."""
-    operands.m_kept[0].copy_(operands.m)
-    return operands._replace(m_kept=operands.m_kept[1:] if len(operands.m_kept) > 1 else None)
+    kept = operands.m_kept
+    assert kept is not None  # there is a map for each membrane that is kept
+    kept[0].copy_(operands.m)
+    return operands._replace(m_kept=kept[1:] if len(kept) > 1 else None)
 
 
-def _wanted(ctx) -> Wanted:
+def _wanted(ctx: Any) -> Wanted:
     return Wanted(ctx.call.sequence, ctx.call.online, ctx.past, ctx.needs_input_grad[3], ctx.dtype)
 
 

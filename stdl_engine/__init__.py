@@ -3,6 +3,29 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers, which import everything anyway
+    from .convert import convert_neurons, units_from
+    from .kernels import (
+        ATan,
+        Erf,
+        PiecewiseExp,
+        Rectangle,
+        Sigmoid,
+        SoftSign,
+        SuperSpike,
+        Triangle,
+        alif_step,
+        alif_step_,
+        lif_step,
+        lif_step_,
+        plif_step,
+    )
+    from .models import build_model
+    from .neurons import FusedALIF, FusedLIF, FusedPLIF, reset_states
+    from .rules import BPTT, DECOLLE, ELL, SLTT, STDL, EvenLocal
+    from .runs import load
 
 __version__ = "0.1.0"
 
@@ -22,15 +45,45 @@ does not wait for training and data."""
 
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted(_HOME)
+__all__ = [
+    "BPTT",
+    "DECOLLE",
+    "ELL",
+    "SLTT",
+    "STDL",
+    "ATan",
+    "Erf",
+    "EvenLocal",
+    "FusedALIF",
+    "FusedLIF",
+    "FusedPLIF",
+    "PiecewiseExp",
+    "Rectangle",
+    "Sigmoid",
+    "SoftSign",
+    "SuperSpike",
+    "Triangle",
+    "alif_step",
+    "alif_step_",
+    "build_model",
+    "convert_neurons",
+    "lif_step",
+    "lif_step_",
+    "load",
+    "plif_step",
+    "reset_states",
+    "units_from",
+]
 
 
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name], __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # it would make every name a known one
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOME[name], __name__), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

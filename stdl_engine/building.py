@@ -39,18 +39,18 @@ def load_data(recipe: Recipe) -> Dataset:
 
     options = {name: getattr(recipe, name) for name in ONLY_IF_GIVEN}
     options = {name: value for name, value in options.items() if value is not None}
-    common = {"steps": recipe.steps, "on_bad_sample": recipe.on_bad_sample, "augment": recipe.augment}
+    common: dict[str, Any] = {"steps": recipe.steps, "on_bad_sample": recipe.on_bad_sample, "augment": recipe.augment}
     return load_dataset(recipe.dataset, recipe.data, **common, **options)
 
 
 def for_data(recipe: Recipe, data: Dataset) -> Recipe:
     """The recipe for the samples and classes that the data turned out to have."""
-    return replace(recipe, in_shape=tuple(data.in_shape), num_classes=data.num_classes, events=data.events)
+    return replace(recipe, in_shape=(*data.in_shape,), num_classes=data.num_classes, events=data.events)
 
 
 def build_network(recipe: Recipe) -> nn.Sequential:
     """The network of a recipe, on the default device, its weights drawn from torch's generator."""
-    neuron = {"neuron": NEURONS[recipe.neuron], "decay": recipe.decay, "threshold": recipe.threshold}
+    neuron: dict[str, Any] = {"neuron": NEURONS[recipe.neuron], "decay": recipe.decay, "threshold": recipe.threshold}
     if ":" not in recipe.model:
         channels = recipe.in_shape[0]
         return build_model(
@@ -78,7 +78,7 @@ def optimizer_factory(recipe: Recipe) -> Callable[..., torch.optim.Optimizer]:
 
 def rule_options(recipe: Recipe) -> dict[str, Any]:
     """How the recipe's rule is to train; the schedule is not among it."""
-    budget = recipe.budget
+    budget: str | float | None = recipe.budget
     if recipe.rule == "stdl":
         budget = budget or ("published" if recipe.model in PUBLISHED else 0.5)
     return unbounded_options(recipe) | {"budget": budget, "recompute": recipe.recompute, "steps": recipe.steps}
@@ -86,7 +86,7 @@ def rule_options(recipe: Recipe) -> dict[str, Any]:
 
 def unbounded_options(recipe: Recipe) -> dict[str, Any]:
     """The same without what a budget in memory decides."""
-    options = {"memory": recipe.memory, "precision": recipe.precision, "sequence": recipe.events}
+    options: dict[str, Any] = {"memory": recipe.memory, "precision": recipe.precision, "sequence": recipe.events}
     if recipe.rule == "stdl":
         options |= {"variant": recipe.variant, "layerwise": recipe.layerwise}
     return options | ({"K": recipe.groups} if recipe.rule == "even" else {})

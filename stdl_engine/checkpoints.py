@@ -76,14 +76,19 @@ def saved(folder: Path, kind: str = "checkpoint") -> list[Path]:
 
 def batches_of(path: Path) -> int:
     """After how many batches a checkpoint was written."""
-    return int(NAME.fullmatch(path.name)[2])
+    return int(_parts_of_name(path)[2])
+
+
+def _parts_of_name(path: Path) -> re.Match[str]:
+    name = NAME.fullmatch(path.name)
+    if name is None:
+        raise CheckpointError(f"{path} is no checkpoint of a run: its name should be checkpoint-BATCHES-HASH.pt.")
+    return name
 
 
 def load(path: Path) -> dict[str, Any]:
     """What was saved; raises CheckpointError if the file is not what was written."""
-    name = NAME.fullmatch(path.name)
-    if name is None:
-        raise CheckpointError(f"{path} is no checkpoint of a run: its name should be checkpoint-BATCHES-HASH.pt.")
+    name = _parts_of_name(path)
     content = path.read_bytes()
     if digest(content) != name[3]:
         raise CheckpointError(f"the checkpoint {path} is damaged: its content does not match the hash in its name.")

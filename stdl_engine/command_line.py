@@ -87,7 +87,7 @@ def parse(
 ) -> Options:
     """The options on a command line; what cannot be read raises ValueError, --help prints and exits."""
     said = io.StringIO()
-    settings = {} if defaults is None else {"default": defaults}
+    settings: dict[str, Any] = {} if defaults is None else {"default": defaults}
     somewhere = contextlib.redirect_stdout(io.StringIO() if sys.stdout is None else sys.stdout)
     try:
         with contextlib.redirect_stderr(said), somewhere:

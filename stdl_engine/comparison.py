@@ -85,7 +85,8 @@ def _name(rule: str, recipe: Recipe, number: int, seeds: int) -> str:
 def compare(folder: ComparisonFolder, train: Train, resume: Resume, printer: Printer) -> list[dict[str, Any]]:
     """Train by each rule in a folder of its own, going on with those that were begun, and save and print the table."""
     recipe, _, seeds = folder.settings()
-    summaries, curves = [], {}
+    summaries: list[dict[str, Any]] = []
+    curves: dict[str, list[list[dict[str, Any]]]] = {}
     with printer.logging_to(folder.path / "log.txt"):
         for own, path in folder.runs():
             printer.say(f"── {path.name} ".ljust(60, "─"))

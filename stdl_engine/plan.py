@@ -15,7 +15,7 @@ from typing import Any
 from .extras import extra
 
 with extra("train", __name__):
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.table import Table
 
     from .atomic_files import write_atomically
@@ -67,7 +67,7 @@ def command(arguments: list[str], stop: StopSignals) -> None:
     if options.compare:
         predictions = compare(recipe, progress)
         answer: Any = [as_json(p) for p in predictions]
-        table = comparison_table(predictions)
+        table: RenderableType = comparison_table(predictions)
     elif options.fit is not None:
         rules = (recipe.rule,) if "rule" in named else COMPARED
         answer = fit(recipe, rules, options.fit, progress)
@@ -154,7 +154,7 @@ def write_curve(recipe: Recipe, rules: tuple[str, ...], path: Path, progress: Pr
 def fit(recipe: Recipe, rules: tuple[str, ...], size: str, progress: Printer) -> list[dict[str, Any]]:
     """For each rule the largest batch whose step peaks within the memory asked for, said on the way."""
     limit, binary = parse_bytes(size), in_binary(size)
-    answers = []
+    answers: list[dict[str, Any]] = []
     for number, rule in enumerate(rules, 1):
         what = f"fitting {rule} ({number} of {len(rules)})"
         with progress.console.status(what) as status:

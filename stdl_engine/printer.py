@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 
@@ -38,11 +38,11 @@ class Printer:
         """A table, or whatever else rich can draw."""
         self._print(table)
         if self._log is not None:
-            page = Console(file=io.StringIO(), width=WIDTH)
-            page.print(table)
-            self.log(page.file.getvalue().rstrip())
+            page = io.StringIO()
+            Console(file=page, width=WIDTH).print(table)
+            self.log(page.getvalue().rstrip())
 
-    def _print(self, what: RenderableType, **options: bool) -> None:
+    def _print(self, what: RenderableType, **options: Any) -> None:
         try:
             self.console.print(what, **options)
         except BrokenPipeError:

@@ -134,14 +134,17 @@ class Recipe:
             raise SettingError("recompute", f"recompute is {self.recompute!r}: that takes the memory lean.")
 
 
-_CIFAR = {"in_shape": (3, 32, 32), "batch_size": 512, "steps": 4, "epochs": 400, "lr": 0.4, "weight_decay": 5e-5}
-_CIFAR10 = {"dataset": "cifar10", "num_classes": 10, **_CIFAR}
-_CIFAR100 = {"dataset": "cifar100", "num_classes": 100, **_CIFAR}
-_IMAGENET = {"dataset": "imagenet", "model": "sew_resnet34", "in_shape": (3, 224, 224), "num_classes": 1000}
-_PRETRAIN = {"steps": 1, "epochs": 100, "weight_decay": 1e-5, "decay": 0.2, "workers": 8, **_IMAGENET}
-_FINETUNE = {"steps": 4, "epochs": 10, "weight_decay": 0.0, "decay": 0.2, "workers": 8, **_IMAGENET}
-_EVENTS = {"events": True, "batch_size": 100, "optimizer": "adamw", "weight_decay": 5e-4}
-_DIGITS = {"model": "vgg11", "width": 0.25, "num_classes": 10, "steps": 4, "batch_size": 50, "weight_decay": 5e-5}
+Part = dict[str, Any]
+"""Some settings of a recipe by name; `Recipe` checks them."""
+
+_CIFAR: Part = {"in_shape": (3, 32, 32), "batch_size": 512, "steps": 4, "epochs": 400, "lr": 0.4, "weight_decay": 5e-5}
+_CIFAR10: Part = {"dataset": "cifar10", "num_classes": 10, **_CIFAR}
+_CIFAR100: Part = {"dataset": "cifar100", "num_classes": 100, **_CIFAR}
+_IMAGENET: Part = {"dataset": "imagenet", "model": "sew_resnet34", "in_shape": (3, 224, 224), "num_classes": 1000}
+_PRETRAIN: Part = {"steps": 1, "epochs": 100, "weight_decay": 1e-5, "decay": 0.2, "workers": 8, **_IMAGENET}
+_FINETUNE: Part = {"steps": 4, "epochs": 10, "weight_decay": 0.0, "decay": 0.2, "workers": 8, **_IMAGENET}
+_EVENTS: Part = {"events": True, "batch_size": 100, "optimizer": "adamw", "weight_decay": 5e-4}
+_DIGITS: Part = {"model": "vgg11", "width": 0.25, "num_classes": 10, "steps": 4, "batch_size": 50, "weight_decay": 5e-5}
 
 _ALL = (
     Recipe(name="digits", dataset="digits", in_shape=(1, 16, 16), epochs=4, lr=0.1, **_DIGITS),
@@ -199,7 +202,8 @@ def by_rule(recipe: Recipe, rule: str, memory: str | None = None) -> Recipe:
     """The recipe by another rule, and in another form of memory if one is named; what only STDL takes is kept for STDL
     alone."""
     only_stdl = {} if rule == "stdl" else {"budget": None, "variant": "stdl", "layerwise": False}
-    return replace(recipe, rule=rule, memory=memory or recipe.memory, **only_stdl)
+    changes: Part = {"rule": rule, "memory": memory or recipe.memory, **only_stdl}
+    return replace(recipe, **changes)
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def score(model: nn.Sequential, batches: Batches, recipe: Recipe, device: torch.
         for number, (x, y) in enumerate(batches.epoch(0)):
             frames = split_frames(placed(recipe, x, device), recipe.steps, recipe.in_shape)
             logits = mean_logits(model, frames, rates if number in measured else None).float().cpu()
-            correct += (logits.argmax(1) == y).sum().item()
+            correct += int((logits.argmax(1) == y).sum())
             loss += cross_entropy(logits, y, reduction="sum").double()
             samples += len(y)
     names = [f"{number} {label_of(unit)}" for number, unit in enumerate(model[:-1], 1)]

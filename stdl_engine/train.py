@@ -12,7 +12,7 @@ import itertools
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +128,7 @@ def resumed_with(options: Options, typed: set[str]) -> dict[str, Any]:
 
 
 def train(
-    recipe: Recipe, out: Path, printer: Printer, stop: StopSignals | None = None, stated: set[str] = frozenset()
+    recipe: Recipe, out: Path, printer: Printer, stop: StopSignals | None = None, stated: Set[str] = frozenset()
 ) -> dict[str, Any]:
     """A run from the beginning. `stated` are settings of the data that it must agree with."""
     if recipe.first_stage and recipe.start_from is None:
@@ -177,7 +177,7 @@ def resume_run(
         return finish(trainer)
 
 
-def prepare(recipe: Recipe, stated: set[str], folder: RunFolder, printer: Printer, stop: StopSignals | None) -> Trainer:
+def prepare(recipe: Recipe, stated: Set[str], folder: RunFolder, printer: Printer, stop: StopSignals | None) -> Trainer:
     """A trainer with its data and its first weights."""
     tighten(recipe)
     if ":" in recipe.model:
@@ -199,7 +199,7 @@ def tighten(recipe: Recipe) -> None:
         raise ValueError("--tight-malloc sets the memory allocator of glibc, which is not here: leave it out.")
 
 
-def check_data(recipe: Recipe, data: Dataset, stated: set[str]) -> None:
+def check_data(recipe: Recipe, data: Dataset, stated: Set[str]) -> None:
     """Reject data of other shapes or classes than were stated."""
     for name in OF_THE_DATA:
         said, is_so = getattr(recipe, name), getattr(data, name)
@@ -241,7 +241,9 @@ def show_choice(trainer: Trainer) -> None:
     """What the rule auto has chosen, beside what else there is."""
     with trainer.printer.console.status("planning what else there is"):
         others = list(predict_others(trainer.recipe))
-    trainer.printer.show(choice_table(others, trainer.predicted, parse_budget(trainer.recipe.budget).binary))
+    budget = trainer.recipe.budget
+    assert budget is not None  # the rule auto chooses by it
+    trainer.printer.show(choice_table(others, trainer.predicted, parse_budget(budget).binary))
 
 
 def new_folder(recipe: Recipe, what: str) -> Path:

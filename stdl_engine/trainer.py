@@ -107,7 +107,7 @@ class Trainer:
                     losses = _checked_losses(result)
                 except NotFinite as error:
                     raise self._diverged(error.what) from error
-                correct = (result.logits.argmax(1).cpu() == y).sum().item()
+                correct = int((result.logits.argmax(1).cpu() == y).sum())
                 now = time.perf_counter()
                 self.trained_here += 1
                 self.meter.add(losses, correct, len(y), now - start, steady=self.trained_here > UNSTEADY)
@@ -155,7 +155,7 @@ class Trainer:
             self._name_bad_samples(bad)
         return row
 
-    def _name_bad_samples(self, bad: list[Path]) -> None:
+    def _name_bad_samples(self, bad: list[Path | str]) -> None:
         """Say which files were left out, each once."""
         for path in bad[self.bad_samples_named :]:
             self.printer.say(f"left out, as it cannot be read: {path}")

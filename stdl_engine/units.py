@@ -10,16 +10,19 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.nn.modules.utils import _pair
 
 from .kernels.small_form import is_spikes, mark_counts
 from .memory.layers import SpikeConv2d
 from .memory.pieces import Carried, Piece, dense
 from .neurons import FusedLIF, has_hooks, hooks_of, reset_states
 
+Model = TypeVar("Model", bound=nn.Module)
 MakeNeuron = Callable[[], nn.Module]
 """Builds one neuron layer, for example `functools.partial(FusedLIF, decay=0.2)`."""
 
@@ -74,7 +77,7 @@ class ConvUnit(Unit):
             kernel,
         )
         self.conv_stride = conv_stride
-        self.stride = conv_stride * (pool.stride if pool else 1)
+        self.stride = conv_stride * (_pair(pool.stride)[0] if pool else 1)
         self.conv = conv(in_channels, out_channels, kernel, conv_stride)
         self.norm = nn.BatchNorm2d(out_channels)
         self.neuron = after_norm(make_neuron)
@@ -170,7 +173,7 @@ class ResidualBlock(Unit):
         in_place = self.memory_form == "lean" and current.dtype == shortcut.dtype  # else the sum has another dtype
         return current.add_(shortcut) if in_place else current + shortcut
 
-    def rebuild(self, in_channels: int, stride: int) -> ResidualBlock:
+    def rebuild(self, in_channels: int, stride: int) -> Self:
         return type(self)(in_channels, self.out_channels, self.make_neuron, stride=stride)
 
 
@@ -225,7 +228,7 @@ class PooledHead(Head):
             size[axis] = max(1, size[axis] // 2)
             axis = 1 - axis
         super().__init__(channels * (size[0] * size[1] if size else 1), num_classes)
-        self.size = tuple(size)
+        self.size = (size[0], size[1]) if size else ()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(nn.functional.adaptive_avg_pool2d(x, self.size).flatten(1) if self.size else x)
@@ -238,7 +241,7 @@ def conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> n
 
 def after_norm(make_neuron: MakeNeuron) -> nn.Module:
     """A neuron layer whose input is batch norm's output and of no other use: lean memory fires over it."""
-    neuron = make_neuron()
+    neuron: Any = make_neuron()
     neuron.overwrite = True
     return neuron
 
@@ -249,7 +252,7 @@ def output_of(layer: nn.Module, x: Tensor) -> Tensor:
     return output.clone() if has_hooks(layer) else output
 
 
-def pool_label(pool: nn.AvgPool2d) -> str:
+def pool_label(pool: nn.AvgPool2d | nn.MaxPool2d) -> str:
     """An average pool in the paper's notation: "AP(k3s2p1)"."""
     padding = f"p{pool.padding}" if pool.padding else ""
     return f"AP(k{pool.kernel_size}s{pool.stride}{padding})"
@@ -267,7 +270,7 @@ def shapes_only() -> Iterator[None]:
         yield
 
 
-def copy_of_shapes(model: nn.Module) -> nn.Module:
+def copy_of_shapes(model: Model) -> Model:
     """The model without its numbers: every tensor on the meta device, and no states."""
     with shapes_only():
         tensors = [*model.parameters(), *model.buffers()]

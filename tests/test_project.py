@@ -1,5 +1,7 @@
 """The project's own files agree with each other: packages, extras, commands, the Makefile and the workflow."""
 
+import ast
+import fnmatch
 import importlib
 import re
 import tomllib
@@ -9,6 +11,7 @@ import pytest
 import yaml
 from setuptools import find_packages
 
+import stdl_engine
 from stdl_engine.extras import EXTRAS, PACKAGES
 
 ROOT = Path(__file__).parent.parent
@@ -54,6 +57,27 @@ def test_every_pinned_range_has_an_exact_version():
     pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
     asked = PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"].values()
     assert {name.lower() for group in asked for name in names(group)} <= pinned
+
+
+def test_editors_and_type_checkers_see_what_is_imported_later():
+    """The imports for them in stdl_engine/__init__.py are the names, and the homes, that are found at run time."""
+    tree = ast.parse((ROOT / "stdl_engine" / "__init__.py").read_text())
+    seen = {
+        "." + node.module: {alias.name for alias in node.names}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+    }
+    assert seen == {home: set(names) for home, names in stdl_engine._HOMES.items()}
+    assert sorted(stdl_engine.__all__) == sorted(name for names in seen.values() for name in names)
+
+
+def test_modules_that_the_type_checker_is_told_of_exist():
+    paths = [*(ROOT / "stdl_engine").rglob("*.py"), *(ROOT / "stdl_engine" / "kernels").rglob("*.py")]
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths}
+    told = [name for override in PROJECT["tool"]["mypy"]["overrides"] for name in override["module"]]
+    ours = [name for name in told if name.startswith("stdl_engine")]
+    assert ours
+    assert [name for name in ours if not fnmatch.filter(modules, name)] == []
 
 
 def targets():

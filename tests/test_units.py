@@ -113,6 +113,12 @@ def test_conv_unit_is_conv_norm_neuron_pool():
     assert unit.conv.bias is None
 
 
+def test_stride_of_a_pool_with_two_numbers():
+    unit = ConvUnit(3, 4, make_neuron, pool=nn.AvgPool2d((2, 2)), conv_stride=2)
+    assert unit.stride == 4
+    assert unit(torch.randn(5, 3, 8, 8)).shape == (5, 4, 2, 2)
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 def test_residual_block_fires_after_the_add(stride):
     block, x = ResidualBlock(4, 4, make_neuron, stride=stride), spikes(5, 4, 8, 8)

@@ -22,7 +22,7 @@ def forward(operands: Forward, options: Options) -> None:
 
     Without `advance` u is m', b is b' and is not written.
     """
-    arithmetic = element(operands.x.dtype)[1]
+    arithmetic = element(operands.x.dtype).arithmetic
     cpu_loop.forward(operands, integrate_for(options.advance, arithmetic), _numbers(options))
 
 
@@ -33,7 +33,7 @@ def backward(operands: Backward, options: Options) -> None:
     detach_reset, advance = options.detach_reset, options.advance
     if not advance or (operands.grad_m_first is None and (operands.online or operands.steps == 1)):
         detach_reset, advance = True, False  # nothing goes back through the reset: one kernel for all of these
-    arithmetic = element(operands.grad_x.dtype)[1]
+    arithmetic = element(operands.grad_x.dtype).arithmetic
     go_back = go_back_for(detach_reset, advance, options.form, operands.grad_spikes is not None, arithmetic)
     cpu_loop.backward(operands, go_back, _numbers(options))
 

@@ -102,7 +102,8 @@ def alif_step(
         tensor([0., 1., 1.])
     """
     options = Options.checked(decay, threshold, beta, rho, scale, detach_reset, surrogate, backend, advance)
-    return STEPS.advance(x, m_prev, adaptation_prev, None, options, online=online, pack=pack)
+    spikes, m, adaptation = STEPS.advance(x, m_prev, adaptation_prev, None, options, online=online, pack=pack)
+    return spikes, m, adaptation
 
 
 def alif_step_(
@@ -165,7 +166,10 @@ def alif_sequence(
         (tensor([0., 1.]), tensor([1.2000]), tensor([0.]))
     """
     options = Options.checked(decay, threshold, beta, rho, scale, detach_reset, surrogate, backend)
-    return STEPS.advance(x, m_prev, adaptation_prev, None, options, sequence=True, online=online, pack=pack)
+    spikes, m, adaptation = STEPS.advance(
+        x, m_prev, adaptation_prev, None, options, sequence=True, online=online, pack=pack
+    )
+    return spikes, m, adaptation
 
 
 def alif_sequence_(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -45,7 +46,9 @@ def alif_step(
     return spikes.to(x.dtype), m, adaptation
 
 
-def alif_step_(x: Tensor, m: Tensor, adaptation: Tensor, decay: float = 0.1, threshold: float = 1.0, **options):
+def alif_step_(
+    x: Tensor, m: Tensor, adaptation: Tensor, decay: float = 0.1, threshold: float = 1.0, **options: Any
+) -> Tensor:
     """The same step online: the past is a constant, and both states are overwritten with the new ones."""
     spikes, m_new, adaptation_new = alif_step(x, m.detach(), adaptation.detach(), decay, threshold, **options)
     reference.write_over((m, adaptation), (m_new, adaptation_new))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,20 +25,28 @@ class Reset(Differentiable):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(m, adaptation, threshold, beta, rho, detach_reset, surrogate):
+    def forward(
+        m: Tensor,
+        adaptation: Tensor,
+        threshold: float,
+        beta: float,
+        rho: float,
+        detach_reset: bool,
+        surrogate: Surrogate,
+    ) -> tuple[Tensor, Tensor]:
         level = threshold + beta * adaptation
         fired = m >= level
         u = torch.where(fired, m - level, m)
         return u, (rho * adaptation).add_(fired.to(m.dtype).mul_(1 - rho))
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         m, adaptation, *ctx.options = inputs
         ctx.save_for_backward(m, adaptation)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx, grad_u, grad_next):
+    def backward(ctx: Any, grad_u: Tensor | None, grad_next: Tensor | None) -> tuple[Tensor | None, ...]:
         """As the fused kernel goes back through them, in the same order."""
         m, adaptation = saved_tensors(ctx, "the ALIF neuron")
         threshold, beta, rho, detach_reset, surrogate = ctx.options

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from numba import carray
 from torch import Tensor
 
 from ..cpu_math import element
-from ..cpu_threads import CHUNK, claim, compile_kernel, pointer, run
+from ..cpu_threads import CHUNK, Kernel, claim, compile_kernel, pointer, run
 
 
 class _Record(ctypes.Structure):
@@ -31,7 +30,7 @@ def unpack(packed: Tensor, dense: Tensor) -> None:
 
 
 @functools.cache
-def _kernel(dtype: torch.dtype) -> Callable:
+def _kernel(dtype: torch.dtype) -> Kernel:
     memory, arithmetic, _, narrow = element(dtype)
     one, zero = arithmetic(1), arithmetic(0)
 

@@ -28,7 +28,7 @@ def _unpack(packed: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: 
     return dense
 
 
-def _empty_dense(packed, shape, stride, dtype):
+def _empty_dense(packed: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
 
 

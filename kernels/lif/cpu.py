@@ -36,11 +36,13 @@ def backward(operands: Backward, options: Options) -> None:
     if operands.grad_m_first is None and (operands.online or operands.steps == 1):
         detach = True  # nothing goes back through the reset: one kernel for all of these
         reset = "none" if partial is None else reset
-    arithmetic = element(operands.grad_x.dtype)[1]
+    arithmetic = element(operands.grad_x.dtype).arithmetic
     fires, scales = operands.grad_spikes is not None, options.scale_by_decay and partial is not None
     go_back = go_back_for(reset, detach, options.form, fires, scales, arithmetic)
     cpu_loop.backward(operands, go_back, _numbers(options, operands.decay), partial)
     if partial is not None:
+        assert operands.decay is not None
+        assert operands.grad_w is not None
         # numpy adds in one thread; torch would share a long sum out.
         total, decay = partial.numpy().sum(dtype=np.float64), operands.decay.double()
         operands.grad_w.copy_((decay if options.scale_by_decay else decay * (1 - decay)) * total)

@@ -31,8 +31,6 @@ class Options(NamedTuple):
     b: float
     backend: str
 
-    advance = True
-
     @classmethod
     def checked(
         cls, decay: float, threshold: float, reset: str, reset_value: float, scale: float, detach_reset: bool,
@@ -45,6 +43,11 @@ class Options(NamedTuple):
         return cls(
             decay, threshold, reset, reset_value, scale, scale_by_decay, detach_reset, surrogate.form, a, b, backend
         )
+
+    @property
+    def advance(self) -> bool:
+        """There is no second state that a step could leave as it is."""
+        return True
 
     @property
     def reads_past(self) -> bool:
@@ -102,7 +105,8 @@ def lif_step(
         tensor([0., 1., 1.])
     """
     options = Options.checked(decay, threshold, reset, reset_value, scale, detach_reset, surrogate, backend)
-    return STEPS.advance(x, m_prev, None, None, options, online=online, pack=pack)
+    spikes, m = STEPS.advance(x, m_prev, None, None, options, online=online, pack=pack)
+    return spikes, m
 
 
 def lif_step_(
@@ -170,7 +174,8 @@ def lif_sequence(
         (tensor([0., 1.]), tensor([1.2000]))
     """
     options = Options.checked(decay, threshold, reset, reset_value, scale, detach_reset, surrogate, backend)
-    return STEPS.advance(x, m_prev, None, None, options, sequence=True, online=online, pack=pack)
+    spikes, m = STEPS.advance(x, m_prev, None, None, options, sequence=True, online=online, pack=pack)
+    return spikes, m
 
 
 def lif_sequence_(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,18 +23,18 @@ class Spike(Differentiable):
         return (d >= 0).to(d.dtype)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         d, ctx.surrogate = inputs
         ctx.save_for_backward(d)
         ctx.save_for_forward(d)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (d,) = ctx.saved_tensors
         return grad * ctx.surrogate(d), None
 
     @staticmethod
-    def jvp(ctx, tangent: Tensor, _) -> Tensor:
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         (d,) = ctx.saved_tensors
         return tangent * ctx.surrogate(d)
 
@@ -49,13 +50,13 @@ def fire(d: Tensor, surrogate: Callable[[Tensor], Tensor]) -> Tensor:
 def lif_step(
     x: Tensor,
     m_prev: Tensor,
-    decay: float = 0.1,
+    decay: float | Tensor = 0.1,
     threshold: float = 1.0,
     *,
     reset: str = "soft",
     reset_value: float = 0.0,
     detach_reset: bool = False,
-    scale: float = 1.0,
+    scale: float | Tensor = 1.0,
     surrogate: Callable[[Tensor], Tensor] = Triangle(),  # noqa: B008 - immutable
 ) -> tuple[Tensor, Tensor]:
     """One step: m = decay · reset(m_prev) + scale · x, spikes = m >= threshold; returns (spikes, m). See README.md."""
@@ -76,17 +77,18 @@ def lif_step(
 
 
 def lif_sequence(
-    x: Tensor, m_prev: Tensor, decay: float = 0.1, threshold: float = 1.0, **options
+    x: Tensor, m_prev: Tensor, decay: float = 0.1, threshold: float = 1.0, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """The steps of a whole sequence [T, ...], one after the other; returns all spikes and the last membrane."""
 
     def step(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
         return lif_step(x, m, decay, threshold, **options)
 
-    return reference.steps(step, x, (m_prev,), sequence=True, online=False)
+    spikes, m = reference.steps(step, x, (m_prev,), sequence=True, online=False)
+    return spikes, m
 
 
-def lif_step_(x: Tensor, m: Tensor, decay: float = 0.1, threshold: float = 1.0, **options) -> Tensor:
+def lif_step_(x: Tensor, m: Tensor, decay: float = 0.1, threshold: float = 1.0, **options: Any) -> Tensor:
     """The same step online: the past is a constant, and `m` is overwritten with the new membrane."""
     spikes, new = lif_step(x, m.detach(), decay, threshold, **options)
     reference.write_over((m,), (new,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,11 +24,13 @@ class Reset(Differentiable):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(m, threshold, reset, reset_value, detach_reset, surrogate):
+    def forward(
+        m: Tensor, threshold: float, reset: str, reset_value: float, detach_reset: bool, surrogate: Surrogate
+    ) -> Tensor:
         return torch.where(m >= threshold, m - threshold if reset == "soft" else reset_value, m)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         m, *ctx.options = inputs
         _, reset, _, detach_reset, _ = ctx.options
         if reset == "hard" or not detach_reset:
@@ -34,15 +38,15 @@ class Reset(Differentiable):
             ctx.save_for_forward(m)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return Reset.gradient(ctx, grad), None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx, tangent, *_):
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         return Reset.gradient(ctx, tangent)
 
     @staticmethod
-    def gradient(ctx, grad: Tensor) -> Tensor:
+    def gradient(ctx: Any, grad: Tensor) -> Tensor:
         """The gradient of m from that of u; the same factor takes a tangent from m to u."""
         threshold, reset, reset_value, detach_reset, surrogate = ctx.options
         if saved := saved_tensors(ctx, "the LIF neuron"):

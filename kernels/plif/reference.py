@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from ..lif import reference as lif
 
 def plif_step(
     x: Tensor, m_prev: Tensor, w: Tensor, threshold: float = 1.0, *, scale: float = 1.0, scale_by_decay: bool = False,
-    **options,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The LIF step with decay = sigmoid(w), and the input scaled by 1 - decay too if asked; returns (spikes, m)."""
     decay = torch.sigmoid(w)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 
 import numba
 import numpy as np
@@ -21,7 +20,7 @@ from numba import carray
 from torch import Tensor
 
 from ..cpu_scratch import scratch
-from ..cpu_threads import claim, compile_kernel, enlist, pointer, run_on, workers_for
+from ..cpu_threads import Kernel, claim, compile_kernel, enlist, pointer, run_on, workers_for
 from .geometry import Geometry
 from .vectors import (
     LANES,
@@ -157,7 +156,7 @@ def _find_inputs(places, first, count, args):
 
 
 @functools.cache
-def _forward_kernel(vectors: int, nibbles: int) -> Callable:
+def _forward_kernel(vectors: int, nibbles: int) -> Kernel:
     block, word = vectors * LANES, 4 * nibbles
     table_bytes, row_bytes = SUBSETS * vectors * VECTOR_BYTES, 4 * block
     tables_room, tile_room = scratch(nibbles * table_bytes // 4, np.float32), scratch(word * block, np.float32)
@@ -212,7 +211,7 @@ def _forward_kernel(vectors: int, nibbles: int) -> Callable:
 
 
 @functools.cache
-def _gradient_kernel(vectors: int) -> Callable:
+def _gradient_kernel(vectors: int) -> Kernel:
     block, nibbles = vectors * LANES, WORD // 4
     table_bytes, row_bytes = SUBSETS * vectors * VECTOR_BYTES, 4 * block
     tables_room, tile_room = scratch(nibbles * table_bytes // 4, np.float32), scratch(WORD * block, np.float32)

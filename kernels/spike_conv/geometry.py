@@ -22,7 +22,10 @@ class Geometry(NamedTuple):
     @classmethod
     def of(cls, shape: Sequence[int], weight: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Geometry:
         """From the shapes of the input and of the weight."""
-        return cls(*shape, weight[0], weight[2], weight[3], tuple(stride), tuple(padding))
+        images, channels, height, width = shape
+        out_channels, _, *window = weight
+        sizes = images, channels, height, width, out_channels, window[0], window[1]
+        return cls(*sizes, (stride[0], stride[1]), (padding[0], padding[1]))
 
     @property
     def padded(self) -> tuple[int, int]:

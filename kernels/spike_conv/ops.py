@@ -52,7 +52,9 @@ def _convolve(
     return out
 
 
-def _empty_output(bits, weight, shape, stride, padding):
+def _empty_output(
+    bits: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
     out_shape = Geometry.of(shape, weight.shape, stride, padding).out_shape
     return torch.empty(out_shape, device=bits.device, memory_format=torch.channels_last)
 
@@ -67,7 +69,10 @@ def _weight_gradient(
     return cpu.weight_gradient(bits, grad.contiguous(memory_format=torch.channels_last), geometry)
 
 
-def _empty_weight(bits, grad, shape, weight_shape, stride, padding):
+def _empty_weight(
+    bits: Tensor, grad: Tensor, shape: Sequence[int], weight_shape: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:  # fmt: skip
     return torch.empty(tuple(weight_shape), device=bits.device, memory_format=torch.channels_last)
 
 

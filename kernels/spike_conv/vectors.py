@@ -26,15 +26,15 @@ def _constant(value: int) -> ir.Constant:
     return ir.Constant(_INT64, value)
 
 
-def _floats(builder, address, offset: int = 0):
+def _floats(builder: ir.IRBuilder, address: ir.Value, offset: int = 0) -> ir.Value:
     return builder.inttoptr(builder.add(address, _constant(offset)), _FLOATS.as_pointer())
 
 
-def _rows(builder, address, pitch, count: int):
+def _rows(builder: ir.IRBuilder, address: ir.Value, pitch: ir.Value, count: int) -> list[ir.Value]:
     return [builder.add(address, builder.mul(pitch, _constant(row))) for row in range(count)]
 
 
-def _shuffle(builder, a, b, lanes: list[int]):
+def _shuffle(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: list[int]) -> ir.Value:
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
 
 

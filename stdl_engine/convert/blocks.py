@@ -6,6 +6,8 @@ rebuilt from it, for auxiliary networks, is made of fresh layers.
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 from torch import Tensor, nn
 
 from ..kernels.small_form import is_spikes, mark_counts
@@ -50,12 +52,12 @@ class Bottleneck(ResidualBlock):
         spikes = self.neuron2(output_of(self.norm2, self.conv2(spikes)))
         return output_of(self.norm3, self.conv3(spikes))
 
-    def rebuild(self, in_channels: int, stride: int) -> Bottleneck:
+    def rebuild(self, in_channels: int, stride: int) -> Self:
         width, groups = self.conv2.in_channels, self.conv2.groups
         return type(self)(in_channels, self.out_channels, self.make_neuron, stride=stride, width=width, groups=groups)
 
 
-class Joined:
+class Joined(ResidualBlock):
     """Spikes joined with the shortcut's, which goes before a block that adds them: by ADD, AND or IAND."""
 
     cnf = "ADD"
@@ -68,7 +70,7 @@ class Joined:
             return first * (1.0 - second)
         return super().add(spikes, shortcut)
 
-    def rebuild(self, in_channels: int, stride: int) -> Unit:
+    def rebuild(self, in_channels: int, stride: int) -> Self:
         fresh = super().rebuild(in_channels, stride)
         fresh.cnf = self.cnf
         return fresh
@@ -108,7 +110,7 @@ def is_block(module: nn.Module) -> bool:
     return name_of(module) in KINDS
 
 
-def block_unit(block: nn.Module, make_neuron: MakeNeuron) -> Unit:
+def block_unit(block: Any, make_neuron: MakeNeuron) -> Unit:
     """A unit around the layers of one of SpikingJelly's blocks."""
     kind = KINDS[name_of(block)]
     unit = kind.__new__(kind)

@@ -5,6 +5,8 @@ Models and blocks are known by the names of their classes: nothing of SpikingJel
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 PACKAGES = ("spikingjelly.activation_based.model.", "spikingjelly.clock_driven.model.")
@@ -18,7 +20,7 @@ PARAMETRIC_LIF_NETS = tuple(
 )
 
 
-def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]] | None:
+def layers_of(model: Any) -> list[tuple[str, nn.Module]] | None:
     """The parts of a SpikingJelly model with their names, in the order they run; None for a model not known here."""
     kind = name_of(model)
     if kind in RESNETS:

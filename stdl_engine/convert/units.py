@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -41,7 +42,8 @@ class Chain(Unit):
         first, last = weights[0], weights[-1]
         self.in_channels = first.in_channels if isinstance(first, nn.Conv2d) else first.in_features
         if isinstance(layers[0], nn.Flatten):
-            self.in_channels = None  # maps of any number of channels, as long as height and width fit
+            # Maps of any number of channels, as long as height and width fit.
+            self.in_channels = None  # type: ignore[assignment]  # other units have a number
         self.out_channels = last.out_channels if isinstance(last, nn.Conv2d) else last.out_features
         self.input_dims = 3 if isinstance(first, nn.Conv2d) or isinstance(layers[0], FLATTENING) else 1
         strided = [layer for layer in layers if isinstance(layer, (nn.Conv2d, *POOLS))]
@@ -108,7 +110,7 @@ class DropoutOverTime(Neuron):
 
     def __init__(self, dropout: nn.Module) -> None:
         super().__init__(online=False, step_mode="s", backend="auto")
-        self.dropout = dropout
+        self.dropout: Any = dropout
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -230,10 +232,11 @@ def _is_dropout(layer: nn.Module) -> bool:
     return hasattr(layer, "create_mask") and hasattr(layer, "mask")
 
 
-def _unit(group: Group) -> Unit:
+def _unit(group: Group) -> nn.Module:
     name, layer = group[0]
     if is_block(layer):
-        return block_unit(layer, functools.partial(_copy_of, layer.sn1))
+        block: Any = layer
+        return block_unit(block, functools.partial(_copy_of, block.sn1))
     if _is_unit(layer):
         return layer
     layers = [layer for _, layer in group]
@@ -268,12 +271,12 @@ def _copy_of(neuron: Neuron) -> Neuron:
 def _fresh_conv(layer: nn.Conv2d, in_channels: int, stride: int) -> SpikeConv2d:
     padding = tuple(d * (k - 1) // 2 for k, d in zip(layer.kernel_size, layer.dilation, strict=True))
     return SpikeConv2d(
-        in_channels, layer.out_channels, layer.kernel_size, stride, padding, layer.dilation,
+        in_channels, layer.out_channels, layer.kernel_size, stride, padding, layer.dilation,  # type: ignore[arg-type]  # pairs
         math.gcd(layer.groups, in_channels), layer.bias is not None, layer.padding_mode,
     )  # fmt: skip
 
 
-def _fresh_norm(layer: nn.Module) -> nn.Module:
+def _fresh_norm(layer: nn.GroupNorm | nn.BatchNorm2d | nn.BatchNorm1d) -> nn.Module:
     if isinstance(layer, nn.GroupNorm):
         return nn.GroupNorm(layer.num_groups, layer.num_channels, layer.eps, layer.affine)
     kind = nn.BatchNorm2d if isinstance(layer, nn.BatchNorm2d) else nn.BatchNorm1d

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..extras import extra
 
@@ -57,7 +58,7 @@ COMMON = ("root", "steps", "on_bad_sample")
 
 
 def load_dataset(
-    name: str, root: str | Path = "data", steps: int = 4, on_bad_sample: str = "stop", **options
+    name: str, root: str | Path = "data", steps: int = 4, on_bad_sample: str = "stop", **options: Any
 ) -> Dataset:
     """A dataset by name, or by a function of your own, "package.module:function" (see docs/data.md).
 

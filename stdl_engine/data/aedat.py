@@ -41,8 +41,10 @@ def read_aedat(path: Path, columns: str = "") -> Events:
 
 def _read_version_2(content: bytes) -> Events:
     """Pairs of an address and a time in µs, four bytes each, the high one first."""
-    header = re.match(rb"(#[^\r\n\x80-\xff]*\r?\n)+", content)[0]  # an event may begin with # too, but not be text
-    start = len(header)
+    lines = re.match(rb"(#[^\r\n\x80-\xff]*\r?\n)+", content)  # an event may begin with # too, but not be text
+    if lines is None:
+        raise ValueError("its header has no end")
+    header, start = lines[0], len(lines[0])
     if (len(content) - start) % 8:
         raise ValueError(f"its {len(content) - start} bytes after the header are not a multiple of the 8 of an event")
     pairs = np.frombuffer(content, ">i4", offset=start).reshape(-1, 2)

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> 
         return array
 
 
-def _read_array(file: BinaryIO, size: int, name: str) -> np.ndarray:
+def _read_array(file: IO[bytes], size: int, name: str) -> np.ndarray:
     """An array out of a file of `size` bytes, which must be as many as its header says."""
     if size == 0:
         raise ValueError(f"{name} is empty")

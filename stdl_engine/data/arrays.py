@@ -45,10 +45,11 @@ def npz(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "
         prepare = event_preparation(augment, x_train.shape[-1])
     else:
         prepare = preparation_of(augment, x_train.shape[1:], x_train.dtype, *channel_statistics(x_train))
+    channels, height, width = x_train.shape[-3:]
     return Dataset(
         name=root.stem,
         num_classes=classes,
-        in_shape=tuple(x_train.shape[-3:]),
+        in_shape=(channels, height, width),
         events=events,
         train=MemorySource(samples=x_train, labels=y_train, prepare=prepare),
         test=MemorySource(samples=x_test, labels=y_test, prepare=prepare),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from .archives import reason_of
 from .prepare import Preparation
 
 Read = TypeVar("Read")
+Where = TypeVar("Where", Path, str)
 
 IN_MEMORY = 2 * 10**9
 """Sources below this many bytes are held in memory."""
@@ -38,23 +39,6 @@ class BadSampleError(ValueError):
         )
 
 
-@runtime_checkable
-class Source(Protocol):
-    """What a training or test set is: labelled samples that `Batches` makes batches of."""
-
-    prepare: Preparation
-    bad_samples: tuple[Path | str, ...]
-
-    @property
-    def labels(self) -> Tensor:
-        """[N], int64."""
-
-    def __len__(self) -> int: ...
-
-    def only(self, indices: Tensor) -> Source:
-        """The source of these samples alone."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class MemorySource:
     """Samples in one tensor, prepared a whole batch at a time."""
@@ -66,7 +50,7 @@ class MemorySource:
     prepare: Preparation
     rows: Tensor | None = None
     """Where in `samples` these are, for a part that shares them with another; by default all of them, in order."""
-    bad_samples: tuple[Path, ...] = ()
+    bad_samples: tuple[Path | str, ...] = ()
     """Files that were left out because they could not be read."""
 
     def __post_init__(self) -> None:
@@ -92,6 +76,38 @@ class MemorySource:
         return replace(self, labels=self.labels[indices], rows=rows)
 
 
+@runtime_checkable
+class SampledSource(Protocol):
+    """A dataclass of samples that are read one by one when a batch asks for them."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def labels(self) -> Tensor:
+        """[N], int64."""
+
+    @property
+    def prepare(self) -> Preparation: ...
+
+    @property
+    def on_bad_sample(self) -> str: ...
+
+    @property
+    def bad_samples(self) -> tuple[Path | str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def sample(self, index: int, generator: torch.Generator | None) -> tuple[Tensor, int]:
+        """One prepared sample and its label, augmented if there is a generator to do it with."""
+
+    def only(self, indices: Tensor) -> Self:
+        """The source of these samples alone."""
+
+
+Source = MemorySource | SampledSource
+"""What a training or test set is: labelled samples that `Batches` makes batches of."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileSource:
     """Samples read one by one when a batch asks for them, by worker processes if there are any.
@@ -107,7 +123,7 @@ class FileSource:
     """Reads one file as [C, H, W], or [T, C, H, W] for events. Whatever it raises makes the sample a bad one."""
     prepare: Preparation
     on_bad_sample: str = "stop"
-    bad_samples: tuple[Path, ...] = ()
+    bad_samples: tuple[Path | str, ...] = ()
     """Files known to be bad, already left out of `files`."""
 
     def __len__(self) -> int:
@@ -178,8 +194,8 @@ def printable(path: Path | str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def read_checked(read: Callable[[Path], Read], path: Path) -> Read:
-    """What `read` gives for the file, every failure of it as a `BadSampleError`."""
+def read_checked(read: Callable[[Where], Read], path: Where) -> Read:
+    """What `read` gives for the file, or for an item by its name, every failure of it as a `BadSampleError`."""
     try:
         return read(path)
     except (MemoryError, MissingExtra):

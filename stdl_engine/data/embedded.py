@@ -90,11 +90,12 @@ def _record(images: Tensor, steps: int, positions: int = 48, threshold: float = 
 
 def _frames(crossed: np.ndarray, steps: int) -> np.ndarray:
     """Frames [T, 2, H, W] of signed counts of events [positions, H, W]."""
-    place, y, x = np.nonzero(crossed)
-    count = crossed[place, y, x]
+    place, row, column = np.nonzero(crossed)
+    count = crossed[place, row, column]
     each = np.abs(count)
-    x, y, polarity = (np.repeat(values, each) for values in (x, y, count > 0))
-    return integrate(x, y, polarity, steps, *crossed.shape[1:]).astype(np.uint8)
+    x, y, polarity = (np.repeat(values, each) for values in (column, row, count > 0))
+    height, width = crossed.shape[1:]
+    return integrate(x, y, polarity, steps, height, width).astype(np.uint8)
 
 
 def _along_loop(positions: int) -> Tensor:

@@ -65,7 +65,8 @@ def read_sized(path: Path, height: int, width: int, resize: bool) -> Tensor:
 def _first_size(files: Files, on_bad_sample: str) -> tuple[int, int]:
     for path, _ in files:
         try:
-            return tuple(read_checked(read_image, path).shape[1:])
+            _, height, width = read_checked(read_image, path).shape
+            return height, width
         except BadSampleError:
             if on_bad_sample == "stop":
                 raise
@@ -78,7 +79,8 @@ def _source(
     if len(files) * 3 * size[0] * size[1] >= IN_MEMORY:
         return FileSource(files=files, read=read, prepare=prepare, on_bad_sample=on_bad_sample)
     pixels = torch.empty(len(files), *size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
-    labels, bad = [], []
+    labels: list[int] = []
+    bad: list[Path | str] = []
     for path, label in progress(files, "reading images"):
         try:
             pixels[len(labels)] = read_checked(read, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import h5py
+import numpy as np
 
 from .archives import check_promise, reason_of
 from .recordings import ALIASES, Events, from_fields
@@ -27,7 +28,7 @@ def read_hdf5(path: Path, columns: str = "") -> Events:
         raise ValueError(f"it has {', '.join(file) or 'nothing'} and no t, x, y and p at the top or in events")
 
 
-def _read(node: h5py.Dataset | h5py.Group, name: str):
+def _read(node: h5py.Dataset | h5py.Group, name: str) -> np.ndarray:
     if not isinstance(node, h5py.Dataset):
         raise ValueError(f"its {name} is not an array")
     check_promise(node.size * node.dtype.itemsize, name)

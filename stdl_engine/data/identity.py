@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .base import Dataset, FileSource, MemorySource
+from .items import ItemSource
 
 READ_BYTES = 256 * 10**6
 """Of a source in memory at most so many bytes are read: all samples, or some of them at even distances."""
@@ -38,7 +39,7 @@ def fingerprint(data: Dataset) -> str:
             _add_samples(digest, source)
         elif isinstance(source, FileSource):
             _add_files(digest, source)
-        else:  # samples of a set by index may be other ones each time, by its own random transforms
+        elif isinstance(source, ItemSource):  # may have other samples each time, by its own random transforms
             digest.update(f"{source.shape}\n".encode())
     return digest.hexdigest()
 
@@ -50,7 +51,7 @@ def _add_samples(digest: hashlib.blake2b, source: MemorySource) -> None:
     chosen = _evenly(len(source), max(READ_BYTES // size, 1))
     rows = chosen if source.rows is None else source.rows[chosen]
     for part in rows.split(max((1 << 24) // size, 1)):
-        digest.update(samples[part].contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(samples[part].contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _add_files(digest: hashlib.blake2b, source: FileSource) -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class ItemSource:
     """Which items these are, for a part of the set; by default all of them, in order."""
     prepare: Preparation = Preparation()  # noqa: RUF009, as it is frozen
     on_bad_sample: str = "stop"
-    bad_samples: tuple[str, ...] = ()
+    bad_samples: tuple[Path | str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -83,11 +84,12 @@ def from_pair(train: Any, test: Any, name: str, steps: int, on_bad_sample: str) 
         )
     if len(shape) == 4 and shape[0] != steps:
         raise ValueError(f"{name} has samples of {shape[0]} frames and steps is {steps}: set steps to {shape[0]}.")
+    *_, channels, height, width = shape
     classes = count_classes(sources[0].labels, sources[1].labels, name, ("train", "test"))
     return Dataset(
         name=name,
         num_classes=classes,
-        in_shape=shape[-3:],
+        in_shape=(channels, height, width),
         events=len(shape) == 4,
         train=sources[0],
         test=sources[1],
@@ -104,8 +106,8 @@ def _source(items: Any, name: str, on_bad_sample: str) -> ItemSource:
     labels = _known_labels(items)
     if labels is None or labels[0] != label:
         labels = [_label(items, row, name) for row in progress(range(len(items)), f"reading the labels of {name}")]
-    labels = torch.tensor(labels, dtype=torch.int64)
-    return ItemSource(items=items, shape=tuple(x.shape), labels=labels, name=name, on_bad_sample=on_bad_sample)
+    shape, numbers = tuple(x.shape), torch.tensor(labels, dtype=torch.int64)
+    return ItemSource(items=items, shape=shape, labels=numbers, name=name, on_bad_sample=on_bad_sample)
 
 
 def _known_labels(items: Any) -> list[int] | None:

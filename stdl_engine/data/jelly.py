@@ -13,6 +13,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ THREADS = 4
 """Compressing the frames releases Python's lock; more threads than this wait for the disk."""
 
 
-def prepare_recordings(kind: type, root: Path, page: str) -> None:
+def prepare_recordings(kind: type[Any], root: Path, page: str) -> None:
     """Make sure of root/events_np: there already, or converted by SpikingJelly from the archives in root/download."""
     recordings, ours, theirs = (root / name for name in ("events_np", "events_np.ours.json", "events_np.building"))
     if not ours.exists():
@@ -86,7 +87,7 @@ def _clear(root: Path, extracted: bool) -> None:
     remove_unfinished(root, "events_np.ours.json")
 
 
-def build_frames(kind: type, root: Path, steps: int, split_by: str, on_bad_sample: str) -> tuple[Path, ...]:
+def build_frames(kind: type[Any], root: Path, steps: int, split_by: str, on_bad_sample: str) -> tuple[Path, ...]:
     """Make sure of the frames of root/events_np, and name the recordings that cannot be read."""
     recordings, frames = root / "events_np", root / f"frames_number_{steps}_split_by_{split_by}"
     marker = root / f"{frames.name}.complete.json"
@@ -107,13 +108,13 @@ def build_frames(kind: type, root: Path, steps: int, split_by: str, on_bad_sampl
                     _clear_frames(frames)
                 conversion = _Conversion(recordings, frames, steps, height, width, split_by == "time")
                 bad = conversion.run(paths, on_bad_sample)
-                names = [[str(error.path.relative_to(root)), error.reason] for error in bad]
+                names = [[str(Path(error.path).relative_to(root)), error.reason] for error in bad]
                 entry = {**wanted, "size": _size(frames), "bad": names}
                 write_sealed(marker, entry)
     errors = [BadSampleError(root / name, reason) for name, reason in entry["bad"]]
     if errors and on_bad_sample == "stop":
         raise errors[0]
-    return tuple(error.path for error in errors)
+    return tuple(root / name for name, _ in entry["bad"])
 
 
 def read_frames(path: Path) -> Tensor:

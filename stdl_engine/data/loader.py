@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from .base import BadSampleError, FileSource, MemorySource, Source
+from .base import BadSampleError, MemorySource, SampledSource, Source
 
 
 class Batches:
@@ -77,18 +77,20 @@ class Batches:
         if len(order) == 0:
             return iter(())
         if isinstance(self.source, MemorySource):
-            return self._from_memory(order, number, skip)
-        return self._from_files(order, number)
+            return self._from_memory(self.source, order, number, skip)
+        return self._from_files(self.source, order, number)
 
-    def _from_memory(self, order: Tensor, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _from_memory(
+        self, source: MemorySource, order: Tensor, epoch: int, first: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         for place, indices in enumerate(order.split(self.batch_size), first):
             generator = generator_for(self.seed, epoch, place) if self.training else None
-            x, y = self.source.batch(indices, generator)
+            x, y = source.batch(indices, generator)
             yield _time_first(x), y
 
-    def _from_files(self, order: Tensor, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _from_files(self, source: SampledSource, order: Tensor, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         loader = DataLoader(
-            _Samples(self.source, self.seed, epoch, self.training),
+            _Samples(source, self.seed, epoch, self.training),
             batch_size=self.batch_size,
             sampler=order.tolist(),
             num_workers=self.workers,
@@ -97,12 +99,12 @@ class Batches:
         )
         for x, y, bad in loader:
             for error in bad:
-                if self.source.on_bad_sample == "stop":
+                if source.on_bad_sample == "stop":
                     raise error
                 if error.path not in self.bad_samples:
                     self.bad_samples.append(error.path)
             if self.training and (x is None or len(x) < self.batch_size):  # no other sample could take its place
-                raise ValueError(f"none of the {len(self.source)} training samples can be read: replace their files.")
+                raise ValueError(f"none of the {len(source)} training samples can be read: replace their files.")
             if x is not None:
                 yield _time_first(x), y
 
@@ -115,12 +117,12 @@ def generator_for(*numbers: int) -> torch.Generator:
 
 @dataclass(frozen=True)
 class _Samples(TorchDataset):
-    """One epoch of a FileSource, by index: the sample or None, its label, and the bad files met on the way to it.
+    """One epoch of such a source, by index: the sample or None, its label, and the bad files met on the way to it.
 
     Errors travel as values: one that is raised in a worker process would reach the user inside a page of traceback.
     """
 
-    source: FileSource
+    source: SampledSource
     seed: int
     epoch: int
     training: bool

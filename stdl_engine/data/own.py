@@ -21,11 +21,12 @@ def own_dataset(reference: str, **options: Any) -> Dataset:
     parameters = parameters_of(reference)
     for option in options:
         if option not in ALWAYS and not takes(parameters, option):
-            names = ", ".join(parameter.name for parameter in parameters)
+            names = ", ".join(parameter.name for parameter in parameters or ())
             raise ValueError(f"{reference} has no option {option!r}: its options are {names or 'none'}.")
     found = call_own(reference, **options)
     if isinstance(found, tuple | list) and len(found) == 2:
-        found = from_pair(*found, reference, options["steps"], options["on_bad_sample"])
+        train, test = found
+        found = from_pair(train, test, reference, options["steps"], options["on_bad_sample"])
     if not isinstance(found, Dataset):
         raise ValueError(
             f"{reference} returned a {type(found).__name__}: return a stdl_engine.data.Dataset, or a pair of "

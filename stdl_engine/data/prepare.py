@@ -39,7 +39,8 @@ class Preparation:
         """[B, C, H, W] as float32 in channels_last, [B, T, C, H, W] as float32; augmented if there is a generator."""
         frames = x.shape[1:-3]
         x = x.flatten(1, -3)
-        size = self.size or tuple(x.shape[-2:])
+        height, width = self.size or x.shape[-2:]
+        size = height, width
         if generator is None or self.centred:
             x = centre_crop(x, size)
         else:

@@ -122,7 +122,7 @@ def from_fields(fields: Mapping[str, np.ndarray]) -> Events:
             there = f"has {' and '.join(present)} for {name}" if present else f"has no {name}"
             raise ValueError(f"it {there}; its arrays must be t, x, y and p")
         found[name] = np.asarray(fields[present[0]])
-    return Events(**found)
+    return Events(found["t"], found["x"], found["y"], found["p"])
 
 
 def _from_array(array: np.ndarray, columns: str) -> Events:
@@ -130,4 +130,5 @@ def _from_array(array: np.ndarray, columns: str) -> Events:
         return from_fields({name: array[name] for name in array.dtype.names})
     if array.ndim != 2 or array.shape[1] != 4:
         raise ValueError(f"it has shape {array.shape} instead of fields t, x, y and p or four columns")
-    return Events(**{name: array[:, columns.index(name)] for name in "txyp"})
+    t, x, y, p = (array[:, columns.index(name)] for name in "txyp")
+    return Events(t, x, y, p)

@@ -51,11 +51,11 @@ def quotas(labels: Tensor, share: float) -> dict[int, int]:
     share of all, one more of those that lost most by rounding. No class gives its last sample.
     """
     found, counts = labels.unique(return_counts=True)
-    share = Fraction(str(share))  # 0.1 means a tenth, not the double that is nearest to it
-    exact = {label: share * count for label, count in zip(found.tolist(), counts.tolist(), strict=True)}
+    part = Fraction(str(share))  # 0.1 means a tenth, not the double that is nearest to it
+    exact = {label: part * count for label, count in zip(found.tolist(), counts.tolist(), strict=True)}
     quota = {label: int(want) for label, want in exact.items()}
     spare = {label: count - 1 for label, count in zip(found.tolist(), counts.tolist(), strict=True)}
-    missing = round(share * len(labels)) - sum(quota.values())
+    missing = round(part * len(labels)) - sum(quota.values())
     for label in sorted(exact, key=lambda label: quota[label] - exact[label]):
         if missing > 0 and quota[label] < spare[label]:
             quota[label] += 1

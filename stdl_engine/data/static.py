@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -16,10 +17,18 @@ from .files import find_home, require, require_same_classes
 from .images import read_image
 from .prepare import Preparation, check_augment, cifar_preparation
 
-CIFAR10 = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
-CIFAR100 = {"mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}
-SVHN = {"mean": (0.4377, 0.4438, 0.4728), "std": (0.1980, 0.2010, 0.1970)}
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+class Statistics(TypedDict):
+    """Of a dataset's images, per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+CIFAR10: Statistics = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
+CIFAR100: Statistics = {"mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}
+SVHN: Statistics = {"mean": (0.4377, 0.4438, 0.4728), "std": (0.1980, 0.2010, 0.1970)}
+IMAGENET: Statistics = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 def cifar10(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper") -> Dataset:
@@ -78,7 +87,7 @@ def imagenet(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: st
     return Dataset(name="imagenet", num_classes=len(splits[0].wnids), in_shape=(3, 224, 224), train=train, test=test)
 
 
-def _cifar(kind: type, root: Path, augment: str, statistics: dict, *, name: str, num_classes: int) -> Dataset:
+def _cifar(kind: type, root: Path, augment: str, statistics: Statistics, *, name: str, num_classes: int) -> Dataset:
     check_augment(augment)
     prepare = cifar_preparation(augment, **statistics)
     train, test = (_in_memory(_open(kind, root, train=training), prepare) for training in (True, False))
@@ -90,7 +99,7 @@ def _in_memory(data: torchvision.datasets.CIFAR10, prepare: Preparation) -> Memo
     return MemorySource(samples=pixels, labels=torch.tensor(data.targets), prepare=prepare)
 
 
-def _open(kind: type, root: Path, **split):
+def _open(kind: type, root: Path, **split: str | bool) -> Any:
     try:
         return kind(root, **split)
     except MemoryError:

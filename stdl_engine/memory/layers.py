@@ -10,6 +10,7 @@ innermost in memory, in less time, its sums taken in another order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from .strided import PixelsFirst, skips_pixels
 
 class _SpikeConv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bits: Bits | None, *settings) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bits: Bits | None, *settings: Any) -> Tensor:
         """With `bits` that can be convolved, x is read by nobody and only says where the gradient goes."""
         ctx.kept, ctx.shape, ctx.settings = pack_saved(x) if bits is None else bits, x.shape, settings
         ctx.channels_last = torch.channels_last in (suggest_memory_format(x), suggest_memory_format(weight))
@@ -37,7 +38,7 @@ class _SpikeConv(torch.autograd.Function):
         return torch.ops.aten.convolution(x, weight, None, *settings)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
         if ctx.kept is None:
             raise RuntimeError(
@@ -63,7 +64,7 @@ def _takes(bits: Bits, weight: Tensor, dilation: Sequence[int], groups: int) -> 
     return takes(bits.shape, bits.stride, bits.dtype, weight, dilation, groups)
 
 
-def _input_gradient(ctx, grad: Tensor, weight: Tensor) -> Tensor:
+def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
     stride, padding, dilation, *_, groups = ctx.settings
     if ctx.from_bits and is_weight_bound(weight, grad):
         return by_columns(grad, weight, ctx.shape, stride, padding)
@@ -86,12 +87,12 @@ class _Pixels(torch.autograd.Function):
     """Every so manieth pixel of spikes, as a map of its own with its own small form; nothing is kept for backward."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, down: int, right: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, down: int, right: int) -> Tensor:
         ctx.shape, ctx.layout, ctx.step = x.shape, suggest_memory_format(x), (down, right)
         return subsampled(x, down, right)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         down, right = ctx.step
         grad_x = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout).zero_()
         grad_x[:, :, ::down, ::right] = grad
@@ -100,12 +101,12 @@ class _Pixels(torch.autograd.Function):
 
 class _SpikePool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, *settings) -> Tensor:
+    def forward(ctx: Any, x: Tensor, *settings: Any) -> Tensor:
         ctx.shape, ctx.settings, ctx.layout = x.shape, settings, suggest_memory_format(x)
         return torch.ops.aten.avg_pool2d(x, *settings)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         stand_in = grad.new_empty(1).expand(ctx.shape)
         grad_x = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout)
         torch.ops.aten.avg_pool2d_backward.grad_input(grad, stand_in, *ctx.settings, grad_input=grad_x)
@@ -120,17 +121,17 @@ class SpikeConv2d(PixelsFirst):
     reads_carried = True
     """Whether it takes a map as `Carried`."""
 
-    def forward(self, x: Tensor | Carried) -> Tensor:
+    def forward(self, carried: Tensor | Carried) -> Tensor:
         ordinary = self.bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
         lean = self.memory_form == "lean" and ordinary and not torch.compiler.is_compiling()
         if not lean:
-            return super().forward(dense(x))
+            return super().forward(dense(carried))
         stride = self.stride
-        if isinstance(x, Carried) and not skips_pixels(self) and (found := x.bits()) is not None:
+        if isinstance(carried, Carried) and not skips_pixels(self) and (found := carried.bits()) is not None:
             way, bits = found
             if _takes(bits, self.weight, self.dilation, self.groups) and not torch.is_autocast_enabled("cpu"):
                 return self._convolved(way, self.weight, bits, stride)
-        x = dense(x)
+        x = dense(carried)
         if skips_pixels(self):
             x, stride = _Pixels.apply(x, *stride), (1, 1)
         weight = self.weight
@@ -140,8 +141,8 @@ class SpikeConv2d(PixelsFirst):
         return self._convolved(x, weight, None, stride)
 
     def _convolved(self, x: Tensor, weight: Tensor, bits: Bits | None, stride: tuple[int, ...]) -> Tensor:
-        stride, padding, dilation = (list(pair) for pair in (stride, self.padding, self.dilation))
-        return _SpikeConv.apply(x, weight, bits, stride, padding, dilation, False, [0, 0], self.groups)
+        sizes = [list(pair) for pair in (stride, self.padding, self.dilation)]
+        return _SpikeConv.apply(x, weight, bits, *sizes, False, [0, 0], self.groups)
 
 
 class SpikeAvgPool2d(nn.AvgPool2d):

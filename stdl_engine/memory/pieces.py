@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class Piece:
     ends_in: nn.Module | None = None
 
 
-def pieces_of(unit: nn.Module) -> tuple[Piece, ...]:
+def pieces_of(unit: Any) -> tuple[Piece, ...]:
     """The pieces of a unit. It is a single one, called as a module, if it names none or has a `forward` that they are
     not the pieces of, if a hook waits for the whole unit, or if it is compiled as a whole."""
     compiled = getattr(unit, "_compiled_call_impl", None) is not None
@@ -52,7 +53,7 @@ def _names_pieces(kind: type[nn.Module]) -> bool:
     """Whether a class has pieces, and no subclass of the one that names them has another `forward`."""
     owners = (next((owner for owner in kind.__mro__ if name in vars(owner)), None) for name in ("pieces", "forward"))
     pieces, forward = owners
-    return pieces is not None and issubclass(pieces, forward)
+    return pieces is not None and forward is not None and issubclass(pieces, forward)
 
 
 def _wants_tensors(piece: Piece) -> bool:
@@ -71,19 +72,20 @@ class Carried:
 
     def __init__(self, x: Kept, reads: int = 1, small: Kept | None = None) -> None:
         """`small` is what the map is kept as, where that is known already."""
-        is_dense = isinstance(x, Tensor)
-        if is_dense and small is None and reads > 1:
+        if isinstance(x, Tensor) and small is None and reads > 1:
             small = keep(x)
         self._reads = reads
-        self._dense = x if is_dense else None
-        self._small = (None if isinstance(small, Tensor) else small) if is_dense else x
-        self._way = _Way.apply(x) if is_dense and self._small is not None and x.requires_grad else None
+        self._dense = x if isinstance(x, Tensor) else None
+        self._small = (None if isinstance(small, Tensor) else small) if isinstance(x, Tensor) else x
+        way = isinstance(x, Tensor) and self._small is not None and x.requires_grad
+        self._way = _Way.apply(x) if way else None
 
     def dense(self) -> Tensor:
         """The map for one reader; it is held here no longer than it must be."""
         self._reads -= 1
         x = self._dense
         if x is None:
+            assert self._small is not None  # a map is held dense, small or both
             return restore(self._small) if self._way is None else _Restored.apply(self._way, self._small)
         if self._small is not None or self._reads <= 0:
             self._dense = None
@@ -106,11 +108,11 @@ class _Way(torch.autograd.Function):
     """Where gradients of a map go: of its shape, of no size."""
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.new_zeros(()).expand(x.shape)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 
@@ -118,9 +120,9 @@ class _Restored(torch.autograd.Function):
     """The map made dense from its small form."""
 
     @staticmethod
-    def forward(ctx, way: Tensor, small: Kept) -> Tensor:
+    def forward(ctx: Any, way: Tensor, small: Kept) -> Tensor:
         return restore(small)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +26,12 @@ class _Enter(torch.autograd.Function):
     """A map where a graph begins: what comes back to it goes to `receive`. Nothing is kept."""
 
     @staticmethod
-    def forward(ctx, anchor: Tensor, x: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, x: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
         ctx.receive = receive
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
         ctx.receive(grad)
         return None, None, None
 
@@ -59,12 +60,12 @@ class _Leave(torch.autograd.Function):
     """Where a graph ends: a number to go back from, that stands for maps which need not be held till then."""
 
     @staticmethod
-    def forward(ctx, give: Callable[[], Sequence[Tensor | None]], *maps: Tensor) -> Tensor:
+    def forward(ctx: Any, give: Callable[[], Sequence[Tensor | None]], *maps: Tensor) -> Tensor:
         ctx.give = give
         return maps[0].new_zeros(())
 
     @staticmethod
-    def backward(ctx, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
         return None, *ctx.give()
 
 
@@ -142,12 +143,12 @@ class Firing:
 
 class _Replayed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, firing: Firing) -> Tensor:
+    def forward(ctx: Any, x: Tensor, firing: Firing) -> Tensor:
         ctx.firing = firing
         return firing.spikes()
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
         return ctx.firing.back(grad), None
 
 
@@ -226,7 +227,7 @@ def _hooks_noted(modules: Sequence[nn.Module], changing: set[int]) -> Iterator[N
     """Inside, forward hooks that return something, and so change what a layer gives, are noted in `changing`."""
 
     def noting(number: int, hook: Callable) -> Callable:
-        def call(*args, **kwargs):
+        def call(*args: Any, **kwargs: Any) -> Any:
             returned = hook(*args, **kwargs)
             if returned is not None:
                 changing.add(number)

@@ -119,7 +119,7 @@ Saved = Bits | Counts | _AsItIs
 def pack_saved(t: Tensor) -> Saved:
     """What is saved of a tensor for backward: its small form, or the tensor itself and which version of it."""
     kept = keep(t)
-    return _AsItIs(t, _version(t)) if kept is t else kept
+    return _AsItIs(t, _version(t)) if isinstance(kept, Tensor) else kept
 
 
 def unpack_saved(saved: Saved) -> Tensor:

@@ -32,7 +32,7 @@ class PixelsFirst(nn.Conv2d):
 @contextlib.contextmanager
 def taking_pixels_first(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, convolutions that skip pixels are `PixelsFirst`; afterwards they are what they were."""
-    before = [
+    before: list[tuple[nn.Conv2d, type]] = [
         (module, type(module))
         for module in dict.fromkeys(modules)
         if isinstance(module, nn.Conv2d) and not isinstance(module, PixelsFirst) and skips_pixels(module)

@@ -11,6 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ class Tracker(TorchDispatchMode):
         for tensor in tensors:
             self._born(tensor, at_most=tensor.nbytes)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for value in tree_iter(result):
             if isinstance(value, Tensor):
@@ -85,7 +86,7 @@ class Tracker(TorchDispatchMode):
         _active.append(self)
         return super().__enter__()
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: Any) -> None:
         _active.remove(self)
         super().__exit__(*exception)
 
@@ -102,7 +103,7 @@ class Tracker(TorchDispatchMode):
         key = storage._cdata
         if key in self._alive:
             return
-        size = min(storage.nbytes(), at_most)
+        size = int(min(storage.nbytes(), at_most))
         self._alive[key] = (weakref.ref(storage, lambda _: self._died(key)), size)
         self._change(size)
 
@@ -140,7 +141,7 @@ class CudaTracker:
         """Bytes allocated now."""
         return torch.cuda.memory_allocated(self.device)
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: Any) -> None:
         torch.cuda.synchronize(self.device)
         self.peak = torch.cuda.max_memory_allocated(self.device)
 
@@ -153,7 +154,7 @@ def identity(tensor: Tensor) -> int:
 _active: list[Tracker] = []
 
 
-def mark(**place) -> None:
+def mark(**place: Any) -> None:
     """Tell the tracker in force, if any, where the training step is; fields not named stay as they are."""
     for tracker in _active:
         tracker.place = replace(tracker.place, **place)

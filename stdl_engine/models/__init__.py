@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -29,7 +30,7 @@ def build_model(
     num_classes: int = 10,
     width: float = 1.0,
     neuron: Callable[..., nn.Module] = FusedLIF,
-    **neuron_args,
+    **neuron_args: Any,
 ) -> nn.Sequential:
     """A network of the paper as a sequence of units ending in a head.
 
@@ -45,7 +46,8 @@ def build_model(
         raise ValueError(f"width is {width}: it must be positive, for example 0.25.")
     channels = functools.partial(_channels, width=width)
     model = MODELS[name](in_channels, num_classes, channels, functools.partial(neuron, **neuron_args))
-    model.architecture = name  # finds the published configuration, whatever the width
+    # It finds the published configuration, whatever the width.
+    model.architecture = name  # type: ignore[assignment]  # PyTorch's types know of tensors and modules only
     return model
 
 

@@ -31,9 +31,9 @@ def _network(
     channels: Callable[[int], int],
     make_neuron: MakeNeuron,
 ) -> nn.Sequential:
-    units: list[nn.Module] = []
+    units: list[ConvUnit] = []
     for layer, following in zip(layers, (*layers[1:], None), strict=True):
-        if layer != POOL:
+        if isinstance(layer, int):
             pool = SpikeAvgPool2d(2) if following == POOL else None
             units.append(ConvUnit(in_channels, channels(layer), make_neuron, pool=pool))
             in_channels = units[-1].out_channels

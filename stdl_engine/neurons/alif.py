@@ -76,19 +76,24 @@ class FusedALIF(Neuron):
         """What every kernel call takes."""
         return self.adapts | {"scale": self.scale, "backend": self.backend}
 
+    def _given(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, float, float]:
+        """What a step starts from."""
+        membrane, adaptation = self.states()
+        return x, membrane, adaptation, self.decay, self.threshold
+
     def step(self, x: Tensor, in_place: bool) -> Tensor:
-        states, numbers = self.states(), (self.decay, self.threshold)
+        given = self._given(x)
         adapts, options = self.adapts, self.options
         if self.memory_form == "paper":
-            spikes, m, adaptation = alif_step(x, *states, *numbers, advance=False, **options)
+            spikes, m, adaptation = alif_step(*given, advance=False, **options)
             self.membrane, self.adaptation = alif_reset(
                 m.detach() if self.online else m, adaptation, self.threshold, detach_reset=self.detach_reset, **adapts
             )
             return spikes
         if in_place:
-            return alif_step_(x, *states, *numbers, overwrite=self.overwrites, **options)
+            return alif_step_(*given, overwrite=self.overwrites, **options)
         spikes, self.membrane, self.adaptation = alif_step(
-            x, *states, *numbers, detach_reset=self.detach_reset, pack=self.lean, **options
+            *given, detach_reset=self.detach_reset, pack=self.lean, **options
         )
         return spikes
 
@@ -96,7 +101,7 @@ class FusedALIF(Neuron):
         if self.memory_form == "paper":
             return super().sequence(x)
         self.prepare(x[0])
-        given, options = (x, *self.states(), self.decay, self.threshold), self.options
+        given, options = self._given(x), self.options
         if self.advances_in_place(x):
             return alif_sequence_(*given, overwrite=self.overwrites, **options)
         options |= {"detach_reset": self.detach_reset, "pack": self.lean, "online": self.online}

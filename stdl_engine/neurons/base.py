@@ -164,7 +164,7 @@ class Neuron(nn.Module):
         for name, state in zip(self.state_names, self.states(), strict=False):
             setattr(self, name, state.detach())
 
-    def _apply(self, fn, recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         for name, state in zip(self.state_names, self.states(), strict=False):
             with torch.no_grad():

@@ -98,13 +98,14 @@ class FusedLIF(LeakyNeuron):
         self.decay = decay
 
     @classmethod
-    def from_spikingjelly(cls, node: nn.Module, *, backend: str = "auto") -> LeakyNeuron:
+    def from_spikingjelly(cls, node: nn.Module, *, backend: str = "auto") -> nn.Module:
         """The fused layer that computes what a SpikingJelly node does, an error if there is none: docs/convert.md."""
         from .foreign import fused_like  # which builds on this file
 
         return fused_like(node, backend=backend)
 
     def step(self, x: Tensor, in_place: bool) -> Tensor:
+        assert self.membrane is not None, "prepare() comes first"
         if self.memory_form == "paper":
             options = self.options | {"reset": "none"}
             spikes, m = lif_step(x, self.membrane, self.decay, self.threshold, **options)
@@ -121,6 +122,7 @@ class FusedLIF(LeakyNeuron):
         if self.memory_form == "paper":
             return super().sequence(x)
         self.prepare(x[0])
+        assert self.membrane is not None
         given, options = (x, self.membrane, self.decay, self.threshold), self.options
         if self.advances_in_place(x):
             return lif_sequence_(*given, overwrite=self.overwrites, **options)

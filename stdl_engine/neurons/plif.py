@@ -73,6 +73,7 @@ class FusedPLIF(LeakyNeuron):
         return torch.sigmoid(self.logit.detach()).item()
 
     def step(self, x: Tensor, in_place: bool) -> Tensor:
+        assert self.membrane is not None, "prepare() comes first"
         options = self.options | {"scale_by_decay": self.scale_by_decay, "online": self.online}
         if self.memory_form == "paper":
             spikes, m = plif_step(x, self.membrane, self.logit, self.threshold, **options | {"reset": "none"})
@@ -87,6 +88,7 @@ class FusedPLIF(LeakyNeuron):
         if self.memory_form == "paper":
             return super().sequence(x)
         self.prepare(x[0])
+        assert self.membrane is not None
         given = x, self.membrane, self.logit, self.threshold
         options = self.options | {"scale_by_decay": self.scale_by_decay}
         if self.advances_in_place(x):

@@ -226,7 +226,8 @@ class Fitting(Trials):
         tracker.follow([self.x, self.y, small_tensor(x), *held([subnetwork], rule.optimizers)])
         start, peaks = tracker.current, []
         flow = rule.flow(subnetwork)
-        behind_units, until_units_end = {stage.name for stage in flow.stages[flow.boundary :]}, []
+        behind_units = {stage.name for stage in flow.stages[flow.boundary :]}
+        until_units_end: list[int] = []
 
         def note_end(tracker: Tracker) -> None:
             """A longer run needs at least what these units do before there are gradients and auxiliary states."""
@@ -257,7 +258,8 @@ class Fitting(Trials):
 
     def make_boundaries(self) -> list[Kept]:
         """What a subnetwork that starts at each unit is given, in the form it is kept in."""
-        x, boundaries = self.frame, [self.frame]
+        x = self.frame
+        boundaries: list[Kept] = [x]
         memory = self.network.memory
         with torch.no_grad(), borrowed(self.fake.model.modules(), training=True, online=True, memory=memory):
             for unit in list(self.fake.model)[:-2]:
@@ -299,7 +301,8 @@ class _SearchBytes(Search):
     def by_depth(self, last: int) -> list[list[list[Layer]]]:
         """The auxiliary networks behind unit `last` by number of layers, cheapest first, one of each cost."""
         if last not in self._levels:
-            levels, choices = [], {last: {0.0: ()}}
+            levels: list[list[list[Layer]]] = []
+            choices: dict = {last: {0.0: ()}}
             while len(levels) != self.variant.max_depth and (choices := self._one_deeper(choices, float("inf"))):
                 one_of_each = {total: path for ending in choices.values() for total, path in ending.items()}
                 levels.append([self.layers(last, path) for _, path in sorted(one_of_each.items())])

@@ -32,7 +32,7 @@ def footprint(module: nn.Module, in_shape: tuple[int, ...], memory: str = "paper
 def state_sizes(module: nn.Module, in_shape: tuple[int, ...]) -> list[int]:
     """Elements a sample of the state of each neuron layer of `module` (on the meta device)."""
     sizes, _ = _sizes(module, in_shape, Neuron)
-    return [size * len(neuron.state_names) for neuron, size in sizes]
+    return [size * len(neuron.state_names) for neuron, size in sizes if isinstance(neuron, Neuron)]
 
 
 def _sizes(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from math import ceil, prod
+from typing import Any
 
 from torch import nn
 
-from ..units import Head, copy_of_shapes, label_of
+from ..units import Head, Unit, copy_of_shapes, label_of
 from .auxiliary import Shape
 from .footprint import footprint, state_sizes
 
@@ -17,10 +18,14 @@ class Network:
     anything.
     """
 
+    units: list[Unit]
+    head: Head
+
     def __init__(self, model: nn.Sequential, in_shape: Shape, memory: str = "paper") -> None:
         check_model(model)
         self.model, self.in_shape, self.memory = model, tuple(in_shape), memory
-        *self.units, self.head = copy_of_shapes(model).eval()
+        parts: Any = copy_of_shapes(model).eval()
+        *self.units, self.head = parts
         self.shapes, self.costs, shape = [], [], self.in_shape
         for place, unit in enumerate(self.units):
             try:

@@ -100,7 +100,7 @@ class Plan:
 
     def table(self, columns: int | None = None) -> str:
         """The plan for people, one line a subnetwork; for so many columns long names go on in further lines."""
-        rows = [("", "subnetwork", "auxiliary network", "footprint", "of budget")]
+        rows: list[tuple[str, ...]] = [("", "subnetwork", "auxiliary network", "footprint", "of budget")]
         for number, part in enumerate(self.parts, 1):
             names = ("-".join(part.names), "-".join(part.auxiliary_names) or "-")
             rows.append((str(number), *names, f"{part.footprint:,.0f}", self._of_budget(number - 1)))
@@ -130,8 +130,8 @@ class Plan:
 def _folded(rows: list[tuple[str, ...]], columns: int) -> list[tuple[str, ...]]:
     """The rows with the names of units, which stand second and third, over as many lines as they need."""
     others = sum(max(len(row[column]) for row in rows) for column in (0, 3, 4)) + 8  # two blanks between columns
-    folded = []
-    names = fold_names([row[1:3] for row in rows], columns - others)
+    folded: list[tuple[str, ...]] = []
+    names = fold_names([(row[1], row[2]) for row in rows], columns - others)
     for (number, _, _, footprint, share), cells in zip(rows, names, strict=True):
         for left, right in itertools.zip_longest(*cells, fillvalue=""):
             folded.append((number, left, right, footprint, share))

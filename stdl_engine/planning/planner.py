@@ -22,7 +22,7 @@ from ..kernels.layout import is_dense
 from ..memory.spikes import Kept
 from ..memory.tracker import Event, Place, Tracker, identity
 from ..neurons import Neuron
-from ..units import forget_hooks
+from ..units import Model, forget_hooks
 from .flow import Flow
 from .network import Network
 from .plan import Plan
@@ -49,6 +49,7 @@ class Trainable(Protocol):
     optimizers: list[Optimizer]
     scalers: list[Any]
 
+    def trial(self, network: Network, plan: Plan) -> Trainable: ...
     def modules(self) -> Iterator[nn.Module]: ...
     def flow(self, subnetwork: Subnetwork) -> Flow: ...
     def step(self, x: Tensor, y: Tensor, T: int) -> Any: ...
@@ -91,7 +92,7 @@ def predict(
     *,
     sequence: bool = False,
     autocast: torch.dtype | None = None,
-    **options,
+    **options: Any,
 ) -> Prediction:
     """Peak memory of `rule(model, optimizer, sample, **options).step(x, y, T)`, after the optimizer has its state.
 
@@ -207,7 +208,7 @@ class _MixedBatchNorm(TorchDispatchMode):
     """Batch norm of low-precision maps with float32 weights keeps its statistics in float32; PyTorch's fake one does
     not."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.native_batch_norm.default and args[1] is not None:
             output, *statistics = result
@@ -215,7 +216,7 @@ class _MixedBatchNorm(TorchDispatchMode):
         return result
 
 
-def fake_copy(model: nn.Module) -> nn.Module:
+def fake_copy(model: Model) -> Model:
     """The model with every tensor replaced by one of the fake mode in force, and no states."""
     memo: dict[int, Any] = {id(b): fake_like(b) for b in model.buffers()}
     memo |= {id(p): nn.Parameter(fake_like(p), requires_grad=p.requires_grad) for p in model.parameters()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch._prims_common import suggest_memory_format
@@ -30,7 +32,7 @@ def build(network: Network, plan: Plan) -> list[Subnetwork]:
     dtype and order of memory.
     """
     model = network.model
-    units = list(model)[:-1]
+    units: list[Any] = list(model)[:-1]
     search = Search(units, network.shapes, network.memory, plan.variant)
     subnetworks = []
     for part in plan.parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ NEXT = 0.85
 
 def by_recomputing(
     rule: Callable[..., Trainable], model: nn.Sequential, optimizer: MakeOptimizer, sample: Tensor, T: int, *,
-    sequence: bool = False, **options,
+    sequence: bool = False, **options: Any,
 ) -> Iterator[Prediction]:  # fmt: skip
     """Training steps of a rule in ever less memory, from nothing run again to everything; the network is cut as the
     rule cuts it where no bytes are given. Options are those of the rule."""
@@ -39,7 +40,7 @@ def by_recomputing(
 
 def by_cutting(
     rule: Callable[..., Trainable], model: nn.Sequential, optimizer: MakeOptimizer, sample: Tensor, T: int, *,
-    most: int, **options,
+    most: int, **options: Any,
 ) -> Iterator[Prediction]:  # fmt: skip
     """Training steps of a rule that cuts the network to keep to its budget, from `most` bytes down to the fewest.
     Options are those of `predict`."""

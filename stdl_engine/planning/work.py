@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ def _multiply_adds(subnetworks: Iterable[Subnetwork], x: Tensor) -> dict[nn.Modu
     """Of each convolution and linear layer, by running the subnetworks once."""
     counts: dict[nn.Module, int] = {}
 
-    def count(layer: nn.Module, _, output: Tensor) -> None:
+    def count(layer: Any, _: Any, output: Tensor) -> None:
         counts[layer] = counts.get(layer, 0) + layer.weight[0].numel() * output[0].numel()
 
     for subnetwork in subnetworks:

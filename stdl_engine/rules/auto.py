@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,7 +20,12 @@ WAYS = ((BPTT, "none"), (BPTT, "all"), (BPTT, "twice"), (SLTT, "none"), (SLTT, "
 
 
 def auto(
-    model: nn.Sequential, optimizer: MakeOptimizer, sample: Tensor, *, budget: float | str | Budget | None, **options
+    model: nn.Sequential,
+    optimizer: MakeOptimizer,
+    sample: Tensor,
+    *,
+    budget: float | str | Budget | None,
+    **options: Any,
 ) -> Rule:
     """The first of these whose training step keeps to a budget in bytes: BPTT; BPTT that runs pieces again; STDL in as
     few subnetworks as will do, a single one being SLTT. Options are those of `Rule`.
@@ -35,7 +41,7 @@ def auto(
 
 
 def candidates(
-    model: nn.Sequential, optimizer: MakeOptimizer, sample: Tensor | tuple[int, ...], T: int, **options
+    model: nn.Sequential, optimizer: MakeOptimizer, sample: Tensor | tuple[int, ...], T: int, **options: Any
 ) -> Iterator[Prediction]:
     """What else there is to choose, one after the other: what the training step takes of BPTT and SLTT as they are and
     with every piece run again, and of STDL at half the footprint. Options are those of `predict`."""

@@ -87,6 +87,9 @@ class Rule:
 
     online = True
     """Whether the past is a constant to the gradient."""
+    _losses: dict[Subnetwork, Any]
+    _logits: Any
+    """Sums over the time steps of a batch so far; 0 before the first one."""
 
     def __init__(
         self,
@@ -217,6 +220,8 @@ class Rule:
 
     def _check_promise(self, x: Tensor, T: int) -> None:
         """Refuse a batch that takes more memory than the budget was planned for."""
+        assert self.budget is not None
+        assert self.budget.size is not None
         planned = f"the budget of {format_bytes(self.budget.size, self.budget.binary)} was planned for "
         is_sequence = x.ndim > 1 + len(self.network.in_shape)
         batch_size = x.shape[1] if is_sequence else len(x)
@@ -308,6 +313,7 @@ class Rule:
         logits = logits.detach().requires_grad_()
         with torch.enable_grad():
             self.backward(subnetwork, self.loss(logits))
+        assert logits.grad is not None
         return logits.grad
 
     def backward(self, subnetwork: Subnetwork, loss: Tensor) -> None:
@@ -402,7 +408,7 @@ class Rule:
             ("scalers", self.scalers),
         ):
             for owner, values in zip(owners, state[kind], strict=True):
-                owner.load_state_dict(values)
+                owner.load_state_dict(values)  # type: ignore[attr-defined]  # all four kinds have it
 
 
 def _set_gradients(gradients: Iterable[tuple[nn.Parameter, Tensor | None]]) -> None:

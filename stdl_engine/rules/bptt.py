@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ..memory.spikes import Kept
 from ..memory.tracker import mark
 from ..planning.subnetworks import Subnetwork
@@ -13,6 +15,8 @@ class BPTT(Rule):
     """The whole network at once; the gradient runs back through all layers and all time steps after the last one."""
 
     online = False
+    _frames: list[Kept]
+    _total: Tensor
 
     def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
         mark(step=t, subnetwork=0, phase="forward")

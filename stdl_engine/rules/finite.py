@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class GuardedSteps:
         names = [name for name, parameter in parameters.items() if parameter.grad is not None]
         if not names:
             return optimizer.step()
-        gradients = [parameters[name].grad for name in names]
+        gradients = [grad for name in names if (grad := parameters[name].grad) is not None]
         largest = torch.stack(torch._foreach_norm(gradients, ord=float("inf")))
         if largest.device.type == "cuda":
             return self._step_unseen(optimizer, subnetwork, largest)
@@ -52,7 +53,7 @@ class GuardedSteps:
                 kept = "the step was skipped" if skipped else "it was applied, load the last good checkpoint"
                 raise NotFinite(f"a gradient of {subnetwork}", f" ({kept})")
 
-    def _step_unseen(self, optimizer: Optimizer, subnetwork: str, largest: Tensor) -> None:
+    def _step_unseen(self, optimizer: Any, subnetwork: str, largest: Tensor) -> None:
         bad = (~largest.isfinite().all()).float()
         skips = bool(optimizer.defaults.get("fused"))
         if skips:  # the interface by which a gradient scaler tells a fused optimizer what it found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +23,7 @@ def mean_logits(model: nn.Module, frames: list[Tensor], rates: Tensor | None = N
         return sum(_measured(model, frame, rates, 1 / len(frames)) for frame in frames) / len(frames)
 
 
-def _measured(model: nn.Sequential, x: Tensor, rates: Tensor, weight: float) -> Tensor:
+def _measured(model: Any, x: Tensor, rates: Tensor, weight: float) -> Any:
     *units, head = model
     for number, unit in enumerate(units):
         x = unit(x)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
+
+from torch import nn
 
 from ..planning.network import check_model
 from ..planning.plan import Plan, plan_with_linear_heads
@@ -13,7 +16,7 @@ from .base import Rule
 class EvenLocal(Rule):
     """K groups of about equally many units, each learning from a linear classifier of its own."""
 
-    def __init__(self, *args, K: int, **options) -> None:
+    def __init__(self, *args: Any, K: int, **options: Any) -> None:
         self.K = K
         super().__init__(*args, **options)
 
@@ -28,7 +31,7 @@ class EvenLocal(Rule):
 class ELL(EvenLocal):
     """Every unit alone, each with a trainable classifier."""
 
-    def __init__(self, model, *args, **options) -> None:
+    def __init__(self, model: nn.Sequential, *args: Any, **options: Any) -> None:
         check_model(model)
         super().__init__(model, *args, K=len(model) - 1, **options)
 

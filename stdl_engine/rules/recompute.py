@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,6 +91,10 @@ class Recomputation:
 
 class OnlineStep(Recomputation):
     """One time step of a subnetwork to which the past is a constant."""
+
+    maps: list[Any]
+    """Those between stages, in their small form; None where nobody reads one again."""
+    firings: dict[int, list[Firing]]
 
     def forward(self, x: Kept, t: int) -> tuple[Kept, Tensor]:
         """The map for the next subnetwork in its small form, and the logits."""

@@ -4,6 +4,8 @@ network.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..planning.auxiliary import VARIANTS
 from ..planning.budgets import Budget, parse_budget
 from ..planning.fit import plan_within_bytes
@@ -28,13 +30,15 @@ class STDL(Rule):
         >>> result = rule.step(x, y, T=4)
     """
 
+    budget: Budget
+
     def __init__(
         self,
-        *args,
+        *args: Any,
         budget: float | str | Budget = 0.5,
         variant: str = "stdl",
         layerwise: bool = False,
-        **options,
+        **options: Any,
     ) -> None:
         if variant not in VARIANTS:
             raise ValueError(f"unknown variant {variant!r}: choose from {', '.join(VARIANTS)}.")
@@ -42,7 +46,7 @@ class STDL(Rule):
         super().__init__(*args, budget=budget, **options)
 
     def read_budget(self, budget: float | str | Budget | None) -> Budget:
-        return parse_budget(budget)
+        return parse_budget(budget)  # type: ignore[arg-type]  # which refuses None in a sentence
 
     def cut(self) -> Plan:
         if self.budget.published:
@@ -52,6 +56,7 @@ class STDL(Rule):
                     "fraction such as 0.5, or bytes."
                 )
             return plan_of_layers(self.network, published_rows(self.model), self.variant)
+        assert self.budget.fraction is not None  # in bytes the plan is made otherwise
         return plan_within(self.network, self.budget.fraction * self.network.total, self.variant, self.layerwise)
 
     def make_plan(self) -> Plan:

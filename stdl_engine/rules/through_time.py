@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class ExactSteps(Recomputation):
         """The logits of every time step."""
         T = len(frames)
         self.segments = [range(T)[first : first + (self.segment or T)] for first in range(0, T, self.segment or T)]
-        self.maps: list[list[Kept | None]] = [list(frames), *([None] * T for _ in self.runs)]
+        self.maps: list[list[Any]] = [list(frames), *([None] * T for _ in self.runs)]
         if draws_random_numbers(self.flow):  # in the order in which they are drawn without recomputation
             for t in range(T):
                 for run in self.runs:

@@ -127,6 +127,7 @@ V4 = aedat4(EVENTS, 120, 100)
         (read_aedat, b"", "it is empty"),
         (read_aedat, b"no header", "its first line does not say #!AER-DAT2.0 or #!AER-DAT3.1"),
         (read_aedat, b"#!AER-DAT1.0\r\n", "it is of version 1.0, and versions 2.0 and 3.1 are read"),
+        (read_aedat, b"#!AER-DAT2.0", "its header has no end"),
         (read_aedat, V4, "it is of version 4.0, and files of version 4 must end in .aedat4"),
         (read_aedat, aedat2(EVENTS)[:-3], "its 397 bytes after the header are not a multiple of the 8 of an event"),
         (read_aedat, V3[:-1], "it is cut short in a packet of 2 events"),

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from snntorch import Leaky, SpikingNeuron, surrogate
@@ -69,7 +71,6 @@ class FusedLeaky(Leaky):
         decay, threshold = self._constants()
         previous = self.mem.to(STATE_DTYPE[input_.dtype])
         reset = self.reset_mechanism
-        fired = None
         if reset == "subtract" or not self.reset_delay:
             fired = (previous.detach() > threshold).to(previous.dtype)
         spikes, m = lif_step(
@@ -143,7 +144,7 @@ def unit_instead_of(module: nn.Module) -> str | None:
     return f"{why}; put {layer} in its place, {same}"
 
 
-def check(node: nn.Module) -> None:
+def check(node: Leaky) -> None:
     """Raise `NotConvertible` where the fused step is another function."""
     if type(node) is not Leaky:
         raise NotConvertible(f"{type(node).__name__} has dynamics of its own; fused is Leaky, not its subclasses")
@@ -166,7 +167,7 @@ def check(node: nn.Module) -> None:
         raise NotConvertible("its state is quantised")
 
 
-def _surrogate(function) -> own.Surrogate:
+def _surrogate(function: Callable[..., Any]) -> own.Surrogate:
     """What one of snnTorch's surrogates is here; they are closures, known by the function that made them."""
     for factory, (parameter, kind) in SURROGATES.items():
         if getattr(function, "__code__", None) in factory.__code__.co_consts:

@@ -32,17 +32,18 @@ SHARED = {"detach_reset", "backend", "step_mode", "store_v_seq", "v_seq", "_memo
 
 def is_neuron(module: nn.Module) -> bool:
     """Whether a module is one of SpikingJelly's neurons, or derived from one, and not fused."""
-    return not isinstance(module, FusedNode) and origin(type(module)) is not None
+    return not isinstance(module, FusedNode) and origin(type(module)) is not object
 
 
-def check(node: nn.Module) -> None:
+def check(node: settings.Node) -> None:
     """Raise `NotConvertible` where no fused layer computes what this node does."""
     kind = origin(type(node))
     if kind.__name__.removeprefix("MultiStep") not in BASES:
         raise NotConvertible(f"{kind.__name__} has dynamics of its own; fused are {', '.join(BASES)}")
     _check_class(type(node), kind)
     _check_attributes(node)
-    settings.threshold(node), settings.surrogate(node), settings.precision(node)
+    settings.threshold(node), settings.surrogate(node)
+    settings.precision(node)
     if issubclass(fused_class(kind), ParametricNode):
         settings.check_learned_decay(node)
     elif hasattr(node, "tau"):
@@ -59,9 +60,10 @@ def _check_class(kind: type, its: type) -> None:
                 raise NotConvertible(f"{base.__name__} has a {name} of its own, which a fused layer would not use")
 
 
-def _check_attributes(node: nn.Module) -> None:
+def _check_attributes(node: settings.Node) -> None:
     """Nothing may be set on the object that takes the place of a method or of what a fused layer holds."""
-    fused = fused_class(type(node))
+    kind: type = type(node)
+    fused = fused_class(kind)
     held = {*vars(FusedPLIF()), *vars(FusedLIF())} - vars(nn.Module()).keys()
     for name in vars(node).keys() - SHARED:
         if name in held or isinstance(getattr(fused, name, None), property | FunctionType):

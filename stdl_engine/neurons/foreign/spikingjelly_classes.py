@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -53,10 +54,10 @@ class ParametricNode(FusedNode):
 class Seam:
     """Comes between a fused layer and SpikingJelly's class: what the layer does itself ends here."""
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    def _apply(self: Any, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         return nn.Module._apply(self, fn, recurse)
 
-    def _replicate_for_data_parallel(self) -> nn.Module:
+    def _replicate_for_data_parallel(self: Any) -> nn.Module:
         return nn.Module._replicate_for_data_parallel(self)
 
 
@@ -68,13 +69,13 @@ BASES: dict[str, tuple[type, ...]] = {
 """What goes before a class of SpikingJelly's, by its name without "MultiStep"."""
 
 
-def origin(kind: type) -> type | None:
-    """The class of SpikingJelly's that a class is, or derives from; None where it is no neuron of SpikingJelly's."""
-    return next((base for base in kind.__mro__ if base.__module__.startswith(PACKAGES)), None)
+def origin(kind: type) -> type:
+    """The class of SpikingJelly's that a class is, or derives from; `object` where it is none."""
+    return next((base for base in kind.__mro__ if base.__module__.startswith(PACKAGES)), object)
 
 
 @functools.cache
-def fused_class(kind: type[nn.Module]) -> type[FusedNode]:
+def fused_class(kind: type) -> type[FusedNode]:
     """The fused class for one of SpikingJelly's, or for one derived from it."""
     bases = BASES[origin(kind).__name__.removeprefix("MultiStep")]
     doc = f"`{kind.__name__}` of {kind.__module__} on a fused kernel."
@@ -82,9 +83,10 @@ def fused_class(kind: type[nn.Module]) -> type[FusedNode]:
     return type(f"Fused{kind.__name__}", (*bases, kind), members)
 
 
-def fuse(node: nn.Module, backend: str) -> None:
+def fuse(node: settings.Node, backend: str) -> None:
     """Make a node fused, in place, with its state; it must have been checked."""
-    kind, own = fused_class(type(node)), vars(node)
+    was: type = type(node)
+    kind, own = fused_class(was), vars(node)
     dispatch.check_name(backend)
     layer = vars((FusedPLIF if issubclass(kind, FusedPLIF) else FusedLIF)())
     added = {name: value for name, value in layer.items() if name not in own and not hasattr(kind, name)}
@@ -100,6 +102,6 @@ def _reduce(node: FusedNode, protocol: int) -> tuple:
     return _new, (node.kind,), node.__getstate__()
 
 
-def _new(kind: type[nn.Module]) -> FusedNode:
+def _new(kind: type) -> FusedNode:
     fused = fused_class(kind)
     return fused.__new__(fused)

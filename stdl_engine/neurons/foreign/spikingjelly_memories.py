@@ -7,13 +7,13 @@ import copy
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
-from torch import nn
+from .spikingjelly_settings import Node
 
 
 class Memories(MutableMapping):
     """SpikingJelly's table of a node's states, which are attributes here; `v` is one only when somebody asks for it."""
 
-    def __init__(self, node: nn.Module) -> None:
+    def __init__(self, node: Node) -> None:
         self.node = node
 
     def __getitem__(self, name: str) -> Any:
@@ -40,7 +40,7 @@ class Memories(MutableMapping):
         return copy.deepcopy(dict(self), memo)
 
 
-def take_over(node: nn.Module, kind: type[nn.Module], added: dict[str, Any]) -> None:
+def take_over(node: Node, kind: type, added: dict[str, Any]) -> None:
     """Turn SpikingJelly's own object into a fused one: its memories become attributes."""
     own = vars(node)
     memories = own.pop("_memories")
@@ -53,9 +53,10 @@ def take_over(node: nn.Module, kind: type[nn.Module], added: dict[str, Any]) -> 
 
 
 @contextlib.contextmanager
-def as_it_was(node: nn.Module) -> Iterator[None]:
+def as_it_was(node: Node) -> Iterator[None]:
     """Inside, a fused node is SpikingJelly's own again; its state goes along, there and back."""
-    kind, own, memories = type(node), vars(node), dict(node._memories)
+    kind: Any = type(node)
+    own, memories = vars(node), dict(node._memories)
     v_seq = node.v_seq
     for name in memories.keys() & own.keys():
         del own[name]

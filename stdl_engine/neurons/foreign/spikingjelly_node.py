@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from ...kernels import dispatch
 from ...kernels.lif.ops import STATE_DTYPE
 from .. import Neuron
+from ..lif import LeakyNeuron
 from . import spikingjelly_settings as settings
 from .spikingjelly_memories import Memories, as_it_was
 from .swap import NotConvertible
@@ -36,8 +37,17 @@ RESET_BY = ("v_threshold", "v_reset", "detach_reset", "surrogate_function")
 """The attributes that say how a membrane is reset."""
 
 
-def setting(read: Callable[[nn.Module], Any]) -> property:
-    """A setting of the fused layer, read from the node's own attributes each time."""
+if TYPE_CHECKING:
+
+    class _Bases(LeakyNeuron, settings.Node):
+        """What follows `FusedNode` in the list of bases of every fused class."""
+
+else:
+    _Bases = object
+
+
+def setting(read: Callable[[settings.Node], Any]) -> Any:
+    """A property: a setting of the fused layer, read from the node's own attributes each time."""
 
     def get(node: FusedNode) -> Any:
         try:
@@ -51,7 +61,7 @@ def setting(read: Callable[[nn.Module], Any]) -> property:
     return property(get, doc=read.__doc__)
 
 
-class FusedNode:
+class FusedNode(_Bases):
     """What all fused nodes share; goes before a fused layer in the list of bases."""
 
     kind: ClassVar[type[nn.Module]]
@@ -63,15 +73,15 @@ class FusedNode:
     _precision = setting(settings.precision)
     reset_value = 0.0
 
-    _v: Tensor | float | None
-    """SpikingJelly's state, where `membrane` is not in use."""
+    _v: Any
+    """SpikingJelly's state, a tensor or a number; None where `membrane` is in use."""
     _started = False
     """Whether `membrane` was just made from `v`, for a step that has yet to be taken."""
     _skips_reset = False
     """Whether that step must not reset what seems to have fired."""
 
     @property
-    def reset_mode(self) -> str:
+    def reset_mode(self) -> str:  # type: ignore[override]  # not to be set: it follows from the node's own attributes
         if self._skips_reset and self.memory_form != "paper":  # whose step has no reset before it
             return "none"
         return "soft" if self.v_reset is None else "hard"
@@ -92,7 +102,7 @@ class FusedNode:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "v":  # also a Parameter, which nn.Module would register
-            FusedNode.v.fset(self, value)
+            FusedNode.v.fset(self, value)  # type: ignore[attr-defined]  # of a property, which mypy has no type for
             return
         if name in RESET_BY and self.membrane is not None:
             self.v  # noqa: B018 - the reset that is due is by the value so far
@@ -188,11 +198,11 @@ class FusedNode:
         """A sequence [T, ...], whatever the step mode."""
         return self.sequence(x_seq) if len(x_seq) else x_seq.clone()
 
-    def single_step_functional_forward(self, inputs: tuple, states: tuple, **options) -> tuple[tuple, tuple]:
+    def single_step_functional_forward(self, inputs: tuple, states: tuple, **options: Any) -> tuple[tuple, tuple]:
         """Outputs and new states from given ones; the node's own state stays as it is."""
         return self._from_states("single_step", inputs, states, options)
 
-    def multi_step_functional_forward(self, inputs: tuple, states: tuple, **options) -> tuple[tuple, tuple]:
+    def multi_step_functional_forward(self, inputs: tuple, states: tuple, **options: Any) -> tuple[tuple, tuple]:
         return self._from_states("multi_step", inputs, states, options)
 
     def _from_states(self, how: str, inputs: tuple, states: tuple, options: dict) -> tuple[tuple, tuple]:

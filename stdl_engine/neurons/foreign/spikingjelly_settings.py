@@ -16,12 +16,12 @@ decay = 1 - 1/tau = sigmoid(-w).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from numbers import Real
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...kernels import surrogate as own
 from .swap import NotConvertible
@@ -39,12 +39,31 @@ SURROGATES: dict[str, Callable[[float], own.Surrogate]] = {
 """Those that are the same function of v - v_threshold here, made from their alpha."""
 
 
-def rest(node: nn.Module) -> float:
+class Node(nn.Module):
+    """What is read of SpikingJelly's nodes, whose own classes are not imported here."""
+
+    v_threshold: Any
+    v_reset: Any
+    surrogate_function: Any
+    tau: Any
+    """Not of `IFNode`, nor of `ParametricLIFNode`."""
+    w: nn.Parameter
+    """Of `ParametricLIFNode`."""
+    decay_input: bool
+    store_v_seq: bool
+    v_seq: Tensor | None
+    _memories: MutableMapping[str, Any]
+    """The states by name."""
+    _memories_rv: dict[str, Any]
+    """The same as they are after a reset."""
+
+
+def rest(node: Node) -> float:
     """Where the membrane starts, leaks to and is reset to."""
     return 0.0 if node.v_reset is None else _finite("v_reset", node.v_reset)
 
 
-def threshold(node: nn.Module) -> float:
+def threshold(node: Node) -> float:
     """What a membrane counted from rest fires at."""
     v_threshold, start = _finite("v_threshold", node.v_threshold), rest(node)
     if v_threshold <= start:
@@ -52,23 +71,23 @@ def threshold(node: nn.Module) -> float:
     return v_threshold - start
 
 
-def decay(node: nn.Module) -> float:
+def decay(node: Node) -> float:
     """What a step leaves of the membrane."""
     return 1 - 1 / _tau(node)
 
 
-def scale(node: nn.Module) -> float:
+def scale(node: Node) -> float:
     """The factor on the input."""
     return 1 / _tau(node) if node.decay_input else 1.0
 
 
-def check_learned_decay(node: nn.Module) -> None:
+def check_learned_decay(node: Node) -> None:
     """Reject a parameter that is too large for a decay strictly between 0 and 1."""
     if not node.w.is_meta and not 0 < torch.sigmoid(-node.w.detach()).item() < 1:
         raise NotConvertible(f"its w is {node.w.item()}, which leaves no decay between 0 and 1 to learn")
 
 
-def surrogate(node: nn.Module) -> own.Surrogate:
+def surrogate(node: Node) -> own.Surrogate:
     """The derivative of a spike."""
     function = node.surrogate_function
     name = type(function).__name__
@@ -83,25 +102,25 @@ def surrogate(node: nn.Module) -> own.Surrogate:
     return SURROGATES[name](_positive(name, "alpha", function.alpha))
 
 
-def precision(node: nn.Module) -> None:
+def precision(node: Node) -> None:
     """Reject a precision that SpikingJelly's `precision` functions have set."""
     if getattr(node, "_neuron_precision", None) is not None:
         raise NotConvertible("it is set to a precision of its own; fused layers keep a float32 state")
 
 
-def _tau(node: nn.Module) -> float:
+def _tau(node: Node) -> float:
     if not (_finite("tau", node.tau) >= 1):
         raise NotConvertible(f"its tau is {node.tau!r}, not a number from 1 up")
     return float(node.tau)
 
 
 def _positive(name: str, what: str, value: Any) -> float:
-    if not (isinstance(value, Real) and 0 < value < math.inf):
+    if not (isinstance(value, Real) and 0 < float(value) < math.inf):
         raise NotConvertible(f"the {what} of its {name} is {value!r}, not a positive number")
     return float(value)
 
 
 def _finite(name: str, value: Any) -> float:
-    if not (isinstance(value, Real) and abs(value) < math.inf):
+    if not (isinstance(value, Real) and abs(float(value)) < math.inf):
         raise NotConvertible(f"its {name} is {value!r}, not a finite number")
     return float(value)

@@ -99,7 +99,8 @@ def convert_neurons(model: nn.Module, *, backend: str = "auto", strict: bool = F
     """
     dispatch.check_name(backend)
     libraries: dict[int, ModuleType] = {}
-    swapped, left, others = [], [], {}
+    swapped, left = [], []
+    others: dict[str, None] = {}
     for name, node in model.named_modules(remove_duplicate=False):
         library = _library_of(node)
         if library is None:
@@ -162,7 +163,7 @@ def unchanged_on_error(model: nn.Module) -> Iterator[None]:
 def unit_instead_of(module: nn.Module) -> str | None:
     """For a neuron whose state no learning rule can use: why that is, and what to put in its place."""
     file = sys.modules.get(f"{__package__}.snntorch") or _library_of(module)
-    return file.unit_instead_of(module) if hasattr(file, "unit_instead_of") else None
+    return file.unit_instead_of(module) if file is not None and hasattr(file, "unit_instead_of") else None
 
 
 def _one_line(layer: nn.Module) -> str:
