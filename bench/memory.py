@@ -29,10 +29,14 @@ from .workload import SGD, batch_of
 
 GB = 1e9
 OVER_TIME = "resnet18 over time steps"
+RECOMPUTING = "resnet18, pieces run again in backward"
 STEPS, QUICK_STEPS = (1, 2, 4, 8, 16, 32), (1, 2, 4)
 SHOWN = ("bptt", "sltt", "ell", "stdl")
 QUICK_SHOWN = ("bptt", "stdl", "SpikingJelly BPTT", "SpikingJelly memopt, level 1, memory")
 """Over time steps with --quick."""
+PEERS = tuple(name for name, variant in jelly.VARIANTS.items() if variant.optimized in ("", "memory"))
+"""Over time steps, and on real tensors."""
+LEVELS = tuple(name for name, variant in jelly.VARIANTS.items() if variant.optimized)
 FORMS = {"paper": "plain", "lean": "lean"}
 BATCH, SMALL_BATCH, SMALL_WIDTH = 512, 8, 0.25
 
@@ -40,6 +44,7 @@ BATCH, SMALL_BATCH, SMALL_WIDTH = 512, 8, 0.25
 def run(session: Session) -> None:
     published(session, ("cifar10",) if session.quick else tuple(PUBLISHED_GB))
     over_time(session, QUICK_STEPS if session.quick else STEPS)
+    recomputing(session)
     small(session)
 
 
@@ -81,14 +86,14 @@ def over_time(session: Session, steps: tuple[int, ...]) -> None:
                 who = f"{rule.upper()}, {form}"
                 found[who] = planned_gb("cifar10", BATCH, rule, memory, T)
                 session.record(OVER_TIME, "GB", found[who], who=who, **fields)
-        for who in (who for who in jelly.VARIANTS if who in QUICK_SHOWN or not session.quick):
+        for who in (who for who in PEERS if who in QUICK_SHOWN or not session.quick):
             if absent:
                 session.refuse(OVER_TIME, "GB", absent, who=who, **fields)
                 continue
             session.show(f"planning resnet18, {who}, T={T}")
             found[who] = fake_peak(who, T) / GB
             session.record(OVER_TIME, "GB", found[who], who=who, **fields)
-        for against in (who for who in found if who in (*jelly.VARIANTS, "BPTT, plain")):
+        for against in (who for who in found if who in (*PEERS, "BPTT, plain")):
             goal = 10 if (against, T) == ("BPTT, plain", 4) else None
             less = found[against] / found["STDL, lean"]
             session.record(OVER_TIME, "x less", less, at_least=goal, who="STDL, lean", against=against, **fields)
@@ -99,6 +104,25 @@ def fake_peak(who: str, T: int, batch: int = BATCH, width: float = 1.0) -> int:
     with faking():
         x, y = torch.empty(batch, 3, 32, 32), torch.zeros(batch, dtype=torch.int64)
         return jelly.peak_bytes(memopt.trainer(jelly.VARIANTS[who], width, batch, T), x, y, T)
+
+
+def recomputing(session: Session, T: int = 4) -> None:
+    """BPTT that runs pieces again, with exact gradients: ours, and SpikingJelly's memory optimiser at each of its
+    levels."""
+    fields = {"shape": f"{BATCH}×3×32×32, T={T}", "dtype": "float32"}
+    with torch.device("meta"):
+        model = build_model("resnet18")
+    for recompute, times in (("none", "nothing"), ("all", "every piece once"), ("twice", "every piece twice")):
+        who = f"BPTT, lean, {times} again"
+        session.show(f"planning {who}")
+        peak = predict(RULES["bptt"], model, SGD, (BATCH, 3, 32, 32), T, recompute=recompute, steps=T).peak_bytes
+        session.record(RECOMPUTING, "GB", peak / GB, who=who, **fields)
+    for who in (who for who in LEVELS if "level 1" in who or not session.quick):  # higher ones search for minutes
+        if absent := missing("spikingjelly"):
+            session.refuse(RECOMPUTING, "GB", absent, who=who, **fields)
+            continue
+        session.show(f"planning {who}")
+        session.record(RECOMPUTING, "GB", fake_peak(who, T) / GB, who=who, **fields)
 
 
 def small(session: Session, T: int = 4) -> None:
@@ -117,12 +141,12 @@ def small(session: Session, T: int = 4) -> None:
             measured = measure(trained, x, y, T).peak_bytes
             session.record(what, "MB", measured / 1e6, who=who, **fields)
             session.record(what, "x", planned / measured, who=who, against="planned / measured", **fields)
-    for who, variant in jelly.VARIANTS.items():
+    for who in PEERS:
         if absent := missing("spikingjelly"):
             session.refuse(what, "MB", absent, who=who, **fields)
             continue
         session.show(f"measuring {who}")
-        trainer = memopt.trainer(variant, SMALL_WIDTH, SMALL_BATCH, T)
+        trainer = memopt.trainer(jelly.VARIANTS[who], SMALL_WIDTH, SMALL_BATCH, T)
         trainer.model.to(session.device)
         measured = jelly.peak_bytes(trainer, x, y, T)
         session.record(what, "MB", measured / 1e6, who=who, **fields)
@@ -131,8 +155,9 @@ def small(session: Session, T: int = 4) -> None:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """The paper's and planned peaks, peaks over time steps, and real tensors."""
-    paper = [row for row in rows if row.unit == "GB" and row.what != OVER_TIME]
+    """The paper's and planned peaks, peaks over time steps and with pieces run again, and real tensors."""
+    paper = [row for row in rows if row.unit == "GB" and row.what not in (OVER_TIME, RECOMPUTING)]
+    again = [row for row in rows if row.what == RECOMPUTING]
     curve, less = ([row for row in rows if row.what == OVER_TIME and row.unit == unit] for unit in ("GB", "x less"))
     real = [row for row in rows if row.unit == "MB" or row.against == "planned / measured"]
     return [
@@ -140,6 +165,10 @@ def tables(rows: Sequence[Row]) -> list[str]:
         *under("ResNet-18 at batch 512 over time steps, GB:", pivot(curve, _who, _steps, _gigabytes)),
         *under(
             "The same, over the memory of STDL in its lean form:", pivot(less, lambda row: row.against, _steps, figure)
+        ),
+        *under(
+            "Exact gradients with pieces run again in backward, ResNet-18 at batch 512, T=4, GB:",
+            pivot(again, _who, lambda _: "peak", _gigabytes),
         ),
         *under(
             f"{real[0].what}, {real[0].shape}:" if real else "",
@@ -174,6 +203,6 @@ def plot(rows: Sequence[Row]) -> bytes | None:
     curve = [row for row in rows if row.what == OVER_TIME and row.unit == "GB"]
     if not curve:
         return None
-    order = [f"{rule.upper()}, {form}" for rule in SHOWN for form in FORMS.values()] + list(jelly.VARIANTS)
+    order = [f"{rule.upper()}, {form}" for rule in SHOWN for form in FORMS.values()] + list(PEERS)
     panel = {"ResNet-18, batch 512": plots.lines_of(curve, lambda row: float(row.shape.rpartition("T=")[2]))}
     return plots.lines(panel, plots.Labels(x="time steps", y="peak memory, GB"), order=order)

@@ -1,8 +1,9 @@
 """Samples per second and peak bytes of whole training steps, ours and SpikingJelly's.
 
 Whole training steps of ResNet-18, optimizer included: every rule of ours, and the same network written with
-SpikingJelly's layers, trained by BPTT in both step modes, with its memory optimiser, and by SLTT. Weights are copied
-and logits and gradients compared first. Each contender runs in the memory layout it is fastest in, which its row says.
+SpikingJelly's layers, trained by BPTT in both step modes, with its memory optimiser at each of its levels, and by SLTT.
+Weights are copied and logits and gradients compared first. BPTT that recomputes also runs in the memory that each level
+of SpikingJelly's optimiser takes. Each contender runs in the memory layout it is fastest in, which its row says.
 STDL's auxiliary networks are counted.
 """
 
@@ -21,7 +22,8 @@ from stdl_engine.rules import RULES
 
 from . import jelly, memopt, plots, profile
 from .libraries import missing
-from .markdown import figure, number, pivot, table
+from .markdown import figure, number, pivot, table, under
+from .memory import fake_peak
 from .results import Row
 from .session import Session
 from .timing import Case, interleave, ratios, spread
@@ -62,10 +64,21 @@ class Trainee:
     quick: bool = True
 
 
-def ours(rule: str, memory: str = "lean") -> Callable:
+def ours(rule: str, memory: str = "lean", recompute: str = "none") -> Callable:
     def build(width: float, x: Tensor, layout: torch.memory_format):
         options = {"budget": "published"} if rule == "stdl" else {}
-        return RULES[rule](network(width, x, layout), SGD, x, memory=memory, **options)
+        made = network(width, x, layout), SGD, x
+        return RULES[rule](*made, memory=memory, recompute=recompute, steps=T, **options)
+
+    return build
+
+
+def within(peer: str) -> Callable:
+    """BPTT that runs as few pieces again as will do in the memory of one of SpikingJelly's ways."""
+
+    def build(width: float, x: Tensor, layout: torch.memory_format):
+        budget = fake_peak(peer, T, len(x), width)
+        return RULES["bptt"](network(width, x, layout), SGD, x, budget=budget, steps=T)
 
     return build
 
@@ -87,7 +100,17 @@ TRAINEES = {
     "ELL, lean": Trainee(build=ours("ell"), quick=False),
     "BPTT, lean": Trainee(build=ours("bptt")),
     "BPTT, plain": Trainee(build=ours("bptt", "paper"), quick=False),
+    "BPTT, recomputing": Trainee(build=ours("bptt", recompute="all")),
+    "SLTT, recomputing": Trainee(build=ours("sltt", recompute="all"), quick=False),
+    "STDL, recomputing": Trainee(build=ours("stdl", recompute="all"), quick=False),
 }
+MATCHED = {
+    f"BPTT, in the memory of {name.removeprefix('SpikingJelly ')}": name
+    for name, variant in jelly.VARIANTS.items()
+    if variant.optimized
+}
+"""BPTT of ours and whose memory it keeps to."""
+TRAINEES |= {name: Trainee(build=within(peer), quick=False) for name, peer in MATCHED.items()}
 TRAINEES |= {
     name: Trainee(build=theirs(variant), mode=variant.mode, online=variant.online, quick=name in QUICK_PEERS)
     for name, variant in jelly.VARIANTS.items()
@@ -107,7 +130,9 @@ def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEE
     for name, trainee in trainees.items():
         if session.quick and not trainee.quick:
             continue
-        reason = (missing("spikingjelly") or differs(trainee.mode, trainee.online)) if trainee.mode else ""
+        reason = missing("spikingjelly") if trainee.mode or name in MATCHED else ""
+        if trainee.mode and not reason:
+            reason = differs(trainee.mode, trainee.online)
         if reason:
             session.refuse(WHAT, "samples/s", reason, who=name, **fields)
             continue
@@ -125,11 +150,15 @@ def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEE
         session.record(WHAT, "MB", peak_bytes(stepper, batches[note], y) / 1e6, who=name, **fields)
     for name in steppers:
         for peer in (peer for peer in steppers if trainees[peer].mode and not trainees[name].mode):
-            goal = 1.0 if (name, peer) == ("STDL, lean", PEER) else None
+            goal = 1.0 if (name, peer) == ("STDL, lean", PEER) or MATCHED.get(name) == peer else None
             pair = {"who": name, "against": peer}
             session.record(WHAT, "x", ratios(times[peer], times[name]), at_least=goal, **pair, **fields)
+    for name in (name for name in steppers if name.endswith(", recomputing")):
+        pair = {"who": name, "against": name.replace("recomputing", "lean")}
+        slower = ratios(times[name], times[pair["against"]])
+        session.record(WHAT, "x slower", slower, at_most=1.35, **pair, **fields)
     missed = [row for row in session.rows if row.shape == str(size) and row.target and not row.reached]
-    if missed:
+    if missed and "STDL, lean" in steppers:
         profile.keep(session, steppers["STDL, lean"], batches[layouts["STDL, lean"]], y, T, str(size))
 
 
@@ -174,10 +203,13 @@ def tables(rows: Sequence[Row]) -> list[str]:
     step = [row for row in rows if row.what == WHAT]
     for shape in dict.fromkeys(row.shape for row in step):
         mine = [row for row in step if row.shape == shape]
-        totals, versus = [row for row in mine if row.unit != "x"], [row for row in mine if row.unit == "x"]
+        totals = [row for row in mine if row.unit in COLUMNS]
+        versus, slower = ([row for row in mine if row.unit == unit] for unit in ("x", "x slower"))
         parts.append(f"### ResNet-18, {shape}")
         parts.append(pivot(totals, _who, lambda row: COLUMNS[row.unit], _figure_and_layout))
         parts.append(pivot(versus, _who, lambda row: f"/ {row.against}", figure, "ratio of speeds"))
+        again = pivot(slower, _who, lambda row: f"/ {row.against}", figure)
+        parts.extend(under("Time of a step that recomputes:", again))
     profiled = [row for row in rows if row.what == profile.WHAT]
     for shape in dict.fromkeys(row.shape for row in profiled):
         lines = [(f"`{row.who}`", number(row.spread.p50), row.note) for row in profiled if row.shape == shape]

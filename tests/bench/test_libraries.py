@@ -29,15 +29,13 @@ def test_memory_without_spikingjelly(monkeypatch):
     session = Session("memory", 2)
     memory.over_time(session, (4,))
     refused = [row for row in session.rows if row.spread is None]
-    assert [row.who for row in refused] == list(memory.jelly.VARIANTS)
+    assert [row.who for row in refused] == list(memory.PEERS)
     assert {row.note for row in refused} == {NOTE}
     assert [row.against for row in session.rows if row.unit == "x less"] == ["BPTT, plain"]
     monkeypatch.setattr(memory, "SHOWN", ())
     session = Session("memory", 2)
     memory.small(session)
-    assert [(row.who, row.spread, row.note) for row in session.rows] == [
-        (who, None, NOTE) for who in memory.jelly.VARIANTS
-    ]
+    assert [(row.who, row.spread, row.note) for row in session.rows] == [(who, None, NOTE) for who in memory.PEERS]
 
 
 @pytest.mark.usefixtures("_no_spikingjelly")

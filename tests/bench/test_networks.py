@@ -116,6 +116,22 @@ def test_training_steps_are_compared_each_in_its_layout(monkeypatch):
     assert bool(session.files) is not ratio.reached
 
 
+def test_recomputing_is_timed_and_keeps_to_the_memory_of_the_peer(monkeypatch):
+    session = Session("training", 2)
+    peer = "SpikingJelly memopt, level 1, speed"
+    names = ("BPTT, lean", "BPTT, recomputing", "BPTT, in the memory of memopt, level 1, speed", peer)
+    monkeypatch.setattr(training, "differs", lambda *_: "")
+    monkeypatch.setattr(training, "T", 2)
+    monkeypatch.setattr(training, "LAYOUTS", {"channels_last": torch.channels_last})
+    training.compare(session, training.Size(width=WIDTH, batch=4), {name: training.TRAINEES[name] for name in names})
+    peaks = {row.who: row.spread.p50 for row in session.rows if row.unit == "MB"}
+    assert peaks["BPTT, recomputing"] < peaks["BPTT, lean"]
+    assert peaks[names[2]] <= peaks[peer]
+    (slower,) = [row for row in session.rows if row.unit == "x slower"]
+    assert (slower.who, slower.against, slower.target) == ("BPTT, recomputing", "BPTT, lean", "<= 1.35")
+    assert "Time of a step that recomputes:" in training.tables(session.rows)
+
+
 def test_a_network_that_differs_is_not_trained(monkeypatch):
     session = Session("training", 2, quick=True)
     peer = training.Trainee(build=lambda *_: pytest.fail("built"), mode="m")
