@@ -55,6 +55,6 @@ def smallest_budget(count: int, needed: Callable[[range], float]) -> float:
     """The smallest budget that `partition_by` gets through with, where a run fits if it needs no more than that."""
     for budget in sorted({needed(range(first, stop)) for stop in range(1, count + 1) for first in range(stop)}):
         with contextlib.suppress(LookupError):
-            partition_by(count, lambda run, budget=budget: needed(run) <= budget)  # type: ignore[misc]  # a default
+            partition_by(count, lambda run, budget=budget: needed(run) <= budget)  # type: ignore[misc]  # mypy infers no defaults
             return budget
     return 0.0
