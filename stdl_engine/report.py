@@ -2,6 +2,7 @@
 
 OUT/index.html    the page: no network, no scripts, pictures inside
 OUT/data/*.csv    the values behind every figure
+OUT/pictures/     its charts as files
 OUT/report.json   settings, runs, versions, and all values once more
 OUT/runs/         one folder for each run, named after its settings
 OUT/plans/        predicted peaks, which are kept as well
@@ -27,6 +28,7 @@ from .extras import extra
 
 with extra("train", __name__):
     from .analysis import ANALYSES, Section, Study, Trained
+    from .analysis.charts import standalone
     from .analysis.page import page
     from .analysis.runs_of_report import command_of, in_words, train_missing
     from .analysis.study import Choice
@@ -86,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def command(arguments: list[str], stop: StopSignals) -> None:
     if {"-h", "--help"} & set(arguments):
-        parse_options([])  # prints and exits
+        parse_options(["--help"])  # prints and exits
     if not arguments or arguments[0].startswith("-"):
         raise ValueError("name a folder to write the report to, first of all: python -m stdl_engine.report OUT.")
     out, choice, names = Path(arguments[0]), *parse_options(arguments[1:])
@@ -164,12 +166,19 @@ def write(
     typed: Sequence[str],
 ) -> None:  # fmt: skip
     """All files of a report, the page last."""
-    (folder.path / "data").mkdir(exist_ok=True)
     exhibits = [exhibit for _, section in sections for exhibit in section.exhibits]
+    files: dict[str, str | bytes] = {}
     for exhibit in exhibits:
-        folder.write(f"data/{exhibit.name}.csv", exhibit.as_csv())
-        for name, content in exhibit.files.items():
-            folder.write(f"data/{name}", content)
+        files[f"data/{exhibit.name}.csv"] = exhibit.as_csv()
+        files |= {f"data/{name}": content for name, content in exhibit.files.items()}
+        for number, picture in enumerate(exhibit.pictures, 1):
+            files[f"pictures/{exhibit.name}-{number}.svg"] = standalone(picture)
+    for name, content in files.items():
+        (folder.path / name).parent.mkdir(exist_ok=True)
+        folder.write(name, content)
+    for path in (*folder.path.glob("data/*"), *folder.path.glob("pictures/*.svg")):
+        if str(path.relative_to(folder.path)) not in files:
+            path.unlink()  # of a report before this one, which had other figures
     commands = [shlex.join(typed), *(command_of(run.recipe, run.path) for run in runs if run not in study.given)]
     made_with = {
         "commit": commit(),
@@ -188,7 +197,9 @@ def write(
     }
     folder.write("report.json", json.dumps(values, indent=1) + "\n")
     end = ", ".join(f"{name} {number}" for name, number in made_with["versions"].items())
-    lead = f"{study.described()}. All figures are means over seeds; ± is the standard deviation of a sample."
+    lead = f"{study.described()}."
+    if study.choice.seeds > 1:
+        lead += " Figures are means over seeds; ± is the standard deviation of a sample."
     title = f"{study.recipe.name}: learning rules side by side"
     folder.write("index.html", page(title, lead, sections, commands, f"{end}; {made_with['machine']}."))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import cka, probe, rates
+from . import ablations, budgets, cka, neurons, probe, rates, rules, steps, trace
 from .exhibits import Section
 from .study import Study, Trained
 
@@ -22,7 +22,13 @@ class Analysis:
 
 
 ANALYSES: dict[str, Analysis] = {
+    "rules": Analysis(rules.needs, rules.analyse, of_trained=True),
+    "trace": Analysis(trace.needs, trace.analyse, of_trained=True),
     "cka": Analysis(cka.needs, cka.analyse, of_trained=True),
     "probe": Analysis(probe.needs, probe.analyse, of_trained=True),
     "rates": Analysis(rates.needs, rates.analyse, of_trained=True),
+    "ablations": Analysis(ablations.needs, ablations.analyse),
+    "steps": Analysis(steps.needs, steps.analyse),
+    "budgets": Analysis(budgets.needs, budgets.analyse),
+    "neurons": Analysis(neurons.needs, neurons.analyse),
 }

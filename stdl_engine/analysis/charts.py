@@ -46,19 +46,19 @@ class Series:
 
 def lines(
     title: str, x_label: str, y_label: str, places: Sequence[str | float], series: Sequence[Series], *,
-    top: float | None = None, bottom: float | None = 0.0, marks: bool = True, ticks: Sequence[float] = (),
+    top: float | None = None, bottom: float | None = 0.0, marks: bool = True, words: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """A chart of lines over places, which are equally far apart if they are words. `top` and `bottom` are where the y
-    axis ends, if the values do not go beyond; `ticks` where numbers of the x axis are written."""
-    words = not places or isinstance(places[0], str)
-    xs = [float(n) for n in range(len(places))] if words else [float(place) for place in places]
+    axis ends, if the values do not go beyond. `words` are written along the x axis in place of numbers, where they are
+    not empty."""
+    beside = 0.0
+    if not places or isinstance(places[0], str):
+        words, beside = [str(place) for place in places], 0.3  # room for the first and the last word
+    xs = [float(n if words else place) for n, place in enumerate(places)]
     legend, above = _legend([(one.label, n) for n, one in enumerate(series)])
     ends = [v + sign * (d or 0) for one in series for v, d in _pairs(one) if v is not None for sign in (-1, 1)]
-    frame = Frame((min(xs, default=0), max(xs, default=1)), _limits(ends, bottom, top), TOP + above)
-    if words:
-        along = frame.words(xs, [str(place) for place in places])
-    else:
-        along = frame.numbers(ticks or _ticks(*frame.x_range))
+    frame = Frame((min(xs, default=0) - beside, max(xs, default=1) + beside), _limits(ends, bottom, top), TOP + above)
+    along = frame.words(xs, words) if words else frame.numbers(_ticks(*frame.x_range))
     parts = [frame.axes(x_label, y_label), legend, *along]
     for n, one in enumerate(series):
         parts.append(_line(frame, n, xs, one))
@@ -92,7 +92,7 @@ def areas(
 
 def bars(title: str, y_label: str, x_label: str, rows: Sequence[tuple[str, float | None, float | None]]) -> str:
     """Horizontal bars: a label, a value, and how far it deviates."""
-    height, left = 22, min(190, 12 + max(_wide(label) for label, *_ in rows))
+    height, left = 22, min(190, 12 + max(map(_wide, (y_label, *(label for label, *_ in rows)))))
     known = [value + (deviation or 0) for _, value, deviation in rows if value is not None]
     bottom = TOP + 16 + height * len(rows)
     frame = Frame((0, max(known, default=1) * 1.12 or 1), (0, 1), TOP + 16, left=left, bottom=bottom, right=40)
@@ -209,10 +209,11 @@ class Frame:
 
     def words(self, xs: Sequence[float], words: Sequence[str]) -> list[str]:
         """Words along the x axis, slanted where they would not fit side by side; every so many, if there are many."""
-        room = (self.right - self.left) / max(1, len(xs))
+        given = [(x, word) for x, word in zip(xs, words, strict=True) if word]
+        room = (self.right - self.left) / max(1, len(given))
         every = max(1, math.ceil(13 / room))
         longest = max(map(_wide, words), default=0)
-        shown = list(zip(xs, words, strict=True))[::every]
+        shown = given[::every]
         if longest <= room * every - 4:
             return [_text(self.x(x), self.bottom + 15, word, at="middle") for x, word in shown]
         self.below = 0.6 * longest

@@ -12,7 +12,6 @@ every sample has no similarity to anything: its CKA is undefined, None.
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -94,7 +93,7 @@ def analyse(study: Study) -> Section:
         rows += [(label, *row) for row in zip(names, means, deviations, strict=True)]
         overall = _mean_of_defined(means)
         series.append(charts.Series(label, means, deviations, dashed="another seed" in label))
-        shown.append((label, _said(overall), ", ".join(n for n, m in zip(names, means, strict=True) if m is None)))
+        shown.append((label, _said(overall), _undefined(names, means)))
     samples = study.count_of_test(SAMPLES, BATCH)
     ran = f"{study.described()}; {samples} test samples in minibatches of {min(BATCH, samples)}, unbiased HSIC."
     reference = study.reference_label
@@ -105,7 +104,7 @@ def analyse(study: Study) -> Section:
             f"against {reference}. {ran} {missing}",
             ("compared", "unit", "cka", "deviation"), rows,
             [charts.lines(f"Linear CKA against {reference}", "unit", "CKA (1 = the same up to rotation and scale)",
-                          names, series, top=1.0)],
+                          names, series, top=1.0, bottom=None)],
             table=(("compared", "mean over units", "undefined units"), shown),
         ),
         _all_pairs(labels, names, by_label, ran, reference),
@@ -118,21 +117,32 @@ def analyse(study: Study) -> Section:
 
 
 def pairs_to_compare(study: Study) -> tuple[list[tuple[str, Trained, Trained]], str]:
-    """What is compared with what: label, network, network of the reference; and what is missing."""
-    reference, yardstick = study.reference(), study.yardstick()
-    pairs = []
-    seeds = [*reference, *yardstick]
-    for first, second in itertools.pairwise(seeds):
-        pairs.append((f"{study.reference_label}, another seed", second, first))
+    """What is compared with what: label, network, network of the reference; and what a reader has to know of it.
+
+    Networks that begin with the same random weights stay more alike than others, so that seeds differ where they can.
+    """
+    references = [*study.reference(), *study.yardstick()]
+    count = len(references)
+    ring = range(count if count > 2 else count - 1)
+    another = f"{study.reference_label}, another seed"
+    pairs = [(another, references[place], references[(place + 1) % count]) for place in ring]
     for label, runs in study.groups().items():
         if label != study.reference_label:
-            pairs += [(label, run, reference[min(place, len(reference) - 1)]) for place, run in enumerate(runs)]
+            pairs += [(label, run, _of_another_seed(run, references, place)) for place, run in enumerate(runs)]
     if not pairs:
         raise ValueError(
             "CKA compares networks, and there is only one: name a second rule by --rules, or a second folder by --run."
         )
-    missing = "" if len(seeds) > 1 else f"There is no second network by {study.reference_label} to measure against."
-    return pairs, missing
+    notes = [] if count > 1 else [f"There is no second network by {study.reference_label} to measure against."]
+    if alike := dict.fromkeys(label for label, one, two in pairs if one.recipe.seed == two.recipe.seed):
+        notes.append(f"{' and '.join(alike)} began with the same random weights as what it is compared with.")
+    return pairs, " ".join(notes) or "The seeds of two networks that are compared differ."
+
+
+def _of_another_seed(run: Trained, references: Sequence[Trained], place: int) -> Trained:
+    """The next of the reference's networks that began with other weights; any, if none did."""
+    following = [references[(place + step) % len(references)] for step in range(1, len(references) + 1)]
+    return next((other for other in following if other.recipe.seed != run.recipe.seed), following[0])
 
 
 @torch.no_grad()
@@ -168,6 +178,10 @@ def _all_pairs(
         f"Linear CKA as above, of every unit of one network (rows) with every unit of {reference}'s (columns). {ran}",
         ("compared", "unit", "unit_of_reference", "cka"), rows, pictures,
     )  # fmt: skip
+
+
+def _undefined(names: Sequence[str], values: Sequence[float | None]) -> str:
+    return ", ".join(name for name, value in zip(names, values, strict=True) if value is None) or "none"
 
 
 def _mean_of_defined(values: Sequence[float | None]) -> float | None:

@@ -1,11 +1,12 @@
 """Linear CKA: against a direct computation, and where its value is known."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from stdl_engine.analysis.cka import Similarity, centred_gram
+from stdl_engine.analysis.cka import Similarity, centred_gram, pairs_to_compare
 
 
 def direct(x, y):
@@ -75,6 +76,45 @@ def test_a_unit_that_is_constant_spoils_no_other():
     found.add(grams, grams)
     assert found.values() == [[pytest.approx(1), None], [None, None]]
     assert not any(math.isnan(value) for row in found.values() for value in row if value is not None)
+
+
+def study(references, others, yardstick=()):
+    """What a study knows of runs, which are no more than seeds here."""
+
+    def run(seed):
+        return SimpleNamespace(recipe=SimpleNamespace(seed=seed))
+
+    groups = {"BPTT": [run(seed) for seed in references], "STDL": [run(seed) for seed in others]}
+    return SimpleNamespace(
+        groups=lambda: {label: runs for label, runs in groups.items() if runs},
+        reference=lambda: groups["BPTT"],
+        reference_label="BPTT",
+        yardstick=lambda: [run(seed) for seed in yardstick],
+    )
+
+
+@pytest.mark.parametrize(
+    ("references", "yardstick", "others", "expected"),
+    [
+        ([0], [1], [0], [("BPTT, another seed", 0, 1), ("STDL", 0, 1)]),
+        ([0, 1], [], [0, 1], [("BPTT, another seed", 0, 1), ("STDL", 0, 1), ("STDL", 1, 0)]),
+        (
+            [0, 1, 2], [], [0, 1, 2],
+            [*(("BPTT, another seed", a, b) for a, b in ((0, 1), (1, 2), (2, 0))),
+             *(("STDL", a, b) for a, b in ((0, 1), (1, 2), (2, 0)))],
+        ),
+        ([0], [], [0, 5], [("STDL", 0, 0), ("STDL", 5, 0)]),
+    ],
+)  # fmt: skip
+def test_networks_of_other_seeds_are_compared(references, yardstick, others, expected):
+    pairs, note = pairs_to_compare(study(references, others, yardstick))
+    assert [(label, one.recipe.seed, two.recipe.seed) for label, one, two in pairs] == expected
+    assert ("same random weights" in note) == any(one == two for _, one, two in expected)
+
+
+def test_one_network_is_compared_with_none():
+    with pytest.raises(ValueError, match="there is only one"):
+        pairs_to_compare(study([0], []))
 
 
 def test_too_few_samples():
