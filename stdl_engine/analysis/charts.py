@@ -7,6 +7,7 @@ them itself (`standalone`). Nothing is drawn for a value that is None.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -149,10 +150,12 @@ def grid(
 
 
 def standalone(svg: str) -> str:
-    """A chart as a file of its own, with its colours and a background."""
+    """A chart as a file of its own, with its size, its colours and a background."""
     head, _, rest = svg.partition(">")
+    (height,) = re.findall(rf'viewBox="0 0 {WIDTH} (\d+)"', head)
+    size = f'width="{1.4 * WIDTH:.0f}" height="{1.4 * int(height):.0f}"'
     paper = "svg.chart{background:#fff}@media(prefers-color-scheme:dark){svg.chart{background:#14171c}}"
-    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}{paper}</style>{rest}\n'
+    return f'{head} xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}{paper}</style>{rest}\n'
 
 
 class Frame:

@@ -52,7 +52,8 @@ def exhibit(
         shown.append((*label, *point.more, *figures, *((point.published,) if published else ())))
     headings = (*(() if together else ("rule",)), what, *more, "accuracy, %", "peak", "ms/sample")
     headings += ("paper",) if published else ()
-    note = f" The paper's column is {published}." if published else ""
+    note = " Time is as it was, whatever else the machine did."
+    note += f" The paper's column is {published}." if published else ""
     return Exhibit(
         name, title, caption + note, (*COLUMNS, *more), rows,
         _bars(points, what) if together else _lines(points, what), (headings, shown),

@@ -135,8 +135,9 @@ def trace_of(study: Study, recipe: Recipe, suffix: str, names: Sequence[str], *,
             f"The most bytes alive while each unit ran, forward or backward, unit after unit and time step after time "
             f"step (t1, t2, … are where the first unit is). {ran}",
             ("rule", "memory", "time_step", "unit", "bytes"), unit_rows,
-            [charts.lines(f"{form} memory", "unit by unit, time step by time step", f"{unit} alive", range(len(places)),
-                          series, marks=False, words=places)
+            [charts.lines(f"{form} memory: {recipe.model}, batch {recipe.batch_size}",
+                          "unit by unit, time step by time step", f"{unit} alive", range(len(places)), series,
+                          marks=False, words=places)
              for form, series in (("Plain", plain), ("Lean", lean))],
         ),
         Exhibit(
