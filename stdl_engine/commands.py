@@ -1,4 +1,5 @@
-"""The commands that pip installs: the same as `python -m stdl_engine.train`, `.plan` and `.evaluate`."""
+"""The commands that pip installs: the same as `python -m stdl_engine.train`, `.plan`, `.evaluate` and
+`.report`."""
 
 from __future__ import annotations
 
@@ -18,6 +19,10 @@ def plan() -> int:
 
 def evaluate() -> int:
     return _run("evaluate")
+
+
+def report() -> int:
+    return _run("report")
 
 
 def _run(name: str) -> int:

@@ -103,7 +103,7 @@ def core(checks: Checks) -> list[Callable[[], object]]:
 
 def commands() -> dict[str, list[str]]:
     """How each command is called: as a module, and as the script that pip makes."""
-    modules = {f"stdl_engine.{name}": f"stdl-{name}" for name in ("train", "plan", "evaluate")}
+    modules = {f"stdl_engine.{name}": f"stdl-{name}" for name in ("train", "plan", "evaluate", "report")}
     found = {module: [sys.executable, "-m", module] for module in (*modules, "stdl_engine.kernels.inspect")}
     return found | {script: [str(Path(sys.executable).parent / script)] for script in modules.values()}
 

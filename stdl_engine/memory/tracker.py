@@ -44,6 +44,7 @@ class Tracker(TorchDispatchMode):
         current, peak: bytes alive now, and the most that ever were.
         trace: an `Event` for each change of `current`, if asked for with `trace=True`.
         peak_place: where the peak was reached.
+        changed: the storage that was born or has died last, by its identity, and its bytes, negative if it died.
 
     `at_peak` is called at each new peak, `on_change` at every change of `current`.
 
@@ -64,6 +65,7 @@ class Tracker(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.current = self.peak = 0
+        self.changed = (0, 0)
         self.place = self.peak_place = Place()
         self.trace: list[Event] | None = [] if trace else None
         self.at_peak, self.on_change = at_peak, on_change
@@ -105,15 +107,16 @@ class Tracker(TorchDispatchMode):
             return
         size = int(min(storage.nbytes(), at_most))
         self._alive[key] = (weakref.ref(storage, lambda _: self._died(key)), size)
-        self._change(size)
+        self._change(key, size)
 
     def _died(self, key: int) -> None:
         _, size = self._alive.pop(key)
         self._saved.discard(key)
-        self._change(-size)
+        self._change(key, -size)
 
-    def _change(self, size: int) -> None:
+    def _change(self, key: int, size: int) -> None:
         self.current += size
+        self.changed = key, size
         if self.on_change:
             self.on_change(self)
         if self.trace is not None:

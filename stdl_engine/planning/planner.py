@@ -101,14 +101,21 @@ def predict(
     `autocast` too: the rule is made under it.
     """
     with _autocast("cpu", autocast), faking():
-        x = fake_like(sample) if isinstance(sample, Tensor) else torch.empty(sample, dtype=dtype_of(model))
-        y = torch.empty(len(x), dtype=torch.int64)
-        trained = rule(fake_copy(model), optimizer, x, sequence=sequence, **options)
-        trained.scalers = []  # they ask whether a gradient has overflowed, and fake ones have no numbers
-        if sequence:
-            x = torch.empty(T, *x.shape, dtype=x.dtype)
+        trained, x, y = _fake_rule(rule, model, optimizer, sample, T, sequence=sequence, **options)
         cost = Work.of(trained.subnetworks, trained.flow, x[0] if sequence else x).relative(trained.plan.recompute)
         return replace(measure(trained, x, y, T), cost=cost)
+
+
+def _fake_rule(
+    rule: Callable[..., Trainable], model: nn.Sequential, optimizer: Callable[..., Optimizer],
+    sample: Tensor | tuple[int, ...], T: int, *, sequence: bool, **options,
+) -> tuple[Trainable, Tensor, Tensor]:  # fmt: skip
+    """A rule on fake tensors, and a batch for it."""
+    x = fake_like(sample) if isinstance(sample, Tensor) else torch.empty(sample, dtype=dtype_of(model))
+    y = torch.empty(len(x), dtype=torch.int64)
+    trained = rule(fake_copy(model), optimizer, x, sequence=sequence, **options)
+    trained.scalers = []  # they ask whether a gradient has overflowed, and fake ones have no numbers
+    return trained, torch.empty(T, *x.shape, dtype=x.dtype) if sequence else x, y
 
 
 def measure(rule: Trainable, x: Tensor, y: Tensor, T: int, *, autocast: torch.dtype | None = None) -> Prediction:
@@ -159,6 +166,51 @@ def traced_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> list[Event]:
     return tracker.trace
 
 
+@dataclass(frozen=True)
+class Moment:
+    """A storage that was born or has died in a training step: where, its identity and bytes (negative if it died), and
+    what all bytes alive are at a birth, one number for each of `PARTS`."""
+
+    place: Place
+    storage: int
+    size: int
+    parts: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A training step from its first byte to its last: the plan, the storages alive before it, and what changed."""
+
+    plan: Plan
+    held: dict[int, int]
+    before: tuple[int, ...]
+    moments: list[Moment]
+
+
+def record(
+    rule: Callable[..., Trainable], model: nn.Sequential, optimizer: Callable[..., Optimizer],
+    sample: Tensor | tuple[int, ...], T: int, *, sequence: bool = False, **options,
+) -> Recording:  # fmt: skip
+    """Every byte of the step that `predict` gives the peak of, with what it is; arguments are those of `predict`."""
+    with faking():
+        trained, x, y = _fake_rule(rule, model, optimizer, sample, T, sequence=sequence, **options)
+        trained.step(x[:1] if sequence else x, y, 1)
+        observed, moments = _Observed(trained, x, y), []
+
+        def note(tracker: Tracker) -> None:
+            storage, size = tracker.changed
+            born = size >= 0  # what is dying must not be looked at, and its heirs are not known yet
+            parts = tuple(observed.parts_now(tracker).values()) if born else None
+            moments.append(Moment(tracker.place, storage, size, parts))
+
+        tracker = observed.tracker
+        held, before = tracker.alive(), tuple(observed.parts_now(tracker).values())
+        tracker.at_peak, tracker.on_change = None, note
+        with tracker:
+            trained.step(x, y, T)
+        return Recording(trained.plan, held, before, moments)
+
+
 class _Observed:
     """A tracker on a rule's next step that also notes what the peak is made of and each subnetwork's own peak."""
 
@@ -180,6 +232,10 @@ class _Observed:
         self.tracker.at_peak, self.tracker.on_change = self._at_peak, self._on_change
 
     def _at_peak(self, tracker: Tracker) -> None:
+        self.parts = self.parts_now(tracker)
+
+    def parts_now(self, tracker: Tracker) -> dict[str, int]:
+        """The bytes alive, by what they are."""
         alive = tracker.alive()
         now = {
             **self.fixed,
@@ -187,9 +243,8 @@ class _Observed:
             "states": {identity(state) for n in self.neurons for state in n.states() if state is not None},
             "saved": tracker.saved(),
         }
-        for part, identities in now.items():
-            self.parts[part] = sum(alive.pop(key, 0) for key in identities)
-        self.parts["transient"] = sum(alive.values())
+        parts = {part: sum(alive.pop(key, 0) for key in identities) for part, identities in now.items()}
+        return {**parts, "transient": sum(alive.values())}
 
     def _on_change(self, tracker: Tracker) -> None:
         number = tracker.place.subnetwork
