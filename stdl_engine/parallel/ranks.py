@@ -143,6 +143,26 @@ class Ranks:
             dist.gather_object(value, values, dst=last, group=self.pipe_group)
         return None if values is None else values[::-1]  # ranks count backwards through the stages
 
+    def everyones(self, value: Any) -> list[Any] | None:
+        """What all ranks have, in order, on rank 0; None on the others."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.world if self.speaks else None
+        with exchanging():
+            dist.gather_object(value, values, dst=0)
+        return values
+
+    def ask_to_stop(self, number: int) -> None:
+        """Leave word for the first stages that this rank was asked to stop, by a signal of that number."""
+        if self.pulse is not None:
+            self.pulse.store.set("stop", str(number))
+
+    def asked_to_stop(self) -> int:
+        """The number of a signal that another rank has left word of, or 0."""
+        if self.pulse is None or not self.pulse.store.check(["stop"]):
+            return 0
+        return int(self.pulse.store.get("stop"))
+
     def close(self) -> None:
         """Leave the others, if this process joined them here."""
         if self.pulse is not None:

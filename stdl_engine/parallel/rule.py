@@ -24,6 +24,7 @@ from ..rules.inference import measured
 from .balance import balanced, counted_work
 from .gradients import SharedGradients, make_equal
 from .links import Message, Traffic
+from .norm import check_norms, synchronised
 from .ranks import Ranks
 from .states import WholeState
 from .wire import Wire, decode, encode
@@ -54,6 +55,9 @@ class ParallelRule:
         work: of each subnetwork, relative to the others; stages get about equally much. By default multiply-adds are
             counted.
         ahead: how many batches may wait to be sent to the next stage before this one waits for it.
+        sync_norm: compute batch norm over the samples of all ranks that share a batch. With it several ranks learn what
+            one process learns from the same batches, to rounding; without, each normalises its own samples, and the
+            running statistics are those of the first of them.
 
     From the first step on, a rank holds the weights and optimizers of its own stage alone.
 
@@ -64,8 +68,19 @@ class ParallelRule:
         ...     result = rule.step(x, y, T=4)  # None on all stages but the last
     """
 
-    def __init__(self, rule: Rule, ranks: Ranks, *, work: Sequence[float] | None = None, ahead: int = 2) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        ranks: Ranks,
+        *,
+        work: Sequence[float] | None = None,
+        ahead: int = 2,
+        sync_norm: bool = False,
+    ) -> None:
         self.rule, self.ranks = rule, ranks
+        self.sync_norm = sync_norm and ranks.data_group is not None
+        if self.sync_norm:
+            check_norms(rule.modules())
         self.runs = balanced(counted_work(rule) if work is None else list(work), ranks.stages)
         """The subnetworks of each stage."""
         self.here = self.runs[ranks.stage]
@@ -79,6 +94,8 @@ class ParallelRule:
                     make_equal(subnetwork, ranks.data_group, ranks.rank_of(ranks.stage, 0))
                 rule.exchange = SharedGradients(rule, ranks.data_group)
             self._sender, self._receiver = ranks.sender(ahead), ranks.receiver()
+        self._next: Message | None = None
+        """What has been received and not been asked for yet."""
 
     def step(self, x: Tensor | None, y: Tensor | None, T: int) -> LabelledResult | None:
         """Train on one batch, or on this rank's part of it. The first stage is given x and y as `Rule.step` takes them,
@@ -94,7 +111,7 @@ class ParallelRule:
                     wires.append(encode(output))
                 return output
 
-            with self._nothing_left_behind():
+            with self._sharing():
                 own, logits = self.rule.train_on(self.mine, frames, y, T, learn)
             losses = [*losses, *own]
             if self._sender is not None:
@@ -103,10 +120,13 @@ class ParallelRule:
         return LabelledResult(losses[-1], losses, logits, y)
 
     @contextlib.contextmanager
-    def _nothing_left_behind(self) -> Iterator[None]:
-        """Inside, an error leaves no gradients on their way."""
+    def _sharing(self) -> Iterator[None]:
+        """Inside, batch norm is that of all ranks if it was asked for, and an error leaves no gradients on their
+        way."""
+        norms = [m for part in self.mine for m in part.modules()] if self.sync_norm else []
         try:
-            yield
+            with synchronised(norms, self.ranks.data_group):
+                yield
         except BaseException:
             if self.rule.exchange is not None:
                 self.rule.exchange.forget()
@@ -173,11 +193,30 @@ class ParallelRule:
             with self._explaining():
                 self._sender.send(Message("halt", values=values))
 
+    def end_pass(self) -> None:
+        """On the first stage: say that an epoch, or a test set, is over, for `has_more` on the others to answer."""
+        if self._sender is not None:
+            with self._explaining():
+                self._sender.send(Message("pass ended"))
+
+    def has_more(self) -> bool:
+        """On other stages than the first: whether there is another batch in this pass, so that they need not know how
+        many there are; waits until that is known."""
+        with self._explaining():
+            self._next = self._next or self._receiver.receive()
+        if self._next.kind == "pass ended":
+            self._next = None
+            self.end_pass()
+            return False
+        if self._next.kind == "halt":
+            self.halt(**self._next.values)
+            raise Halted(self._next.values)
+        return True
+
     def _received(self, kind: str, T: int) -> Message:
-        message = self._receiver.receive()
-        if message.kind == "halt":
-            self.halt(**message.values)
-            raise Halted(message.values)
+        more, message, self._next = self.has_more(), self._next, None
+        if not more:
+            raise ValueError(f"stage {self.ranks.stage + 1} was asked for another batch, and the pass is over.")
         if message.kind != kind or message.values["T"] != T:
             raise ValueError(
                 f"stage {self.ranks.stage + 1} was asked to {kind} with {T} time steps, and the stage before to "

@@ -25,7 +25,7 @@ def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "stdl_engine.rules", "stdl_engine.parallel", "tests.rules.nets"])
+    context.set_forkserver_preload(["tests.parallel.warm"])
     with tempfile.TemporaryDirectory() as folder:
         started = [
             context.Process(target=_rank, args=(rank, world, folder, function, arguments), daemon=True)

@@ -7,7 +7,7 @@ import torch
 
 from stdl_engine.parallel import ParallelRule, Ranks
 
-from ..rules.nets import assert_same, batches, make, numbers, sgd, small
+from ..rules.nets import batches, make, sgd, small
 from .processes import run
 
 CASES = {
@@ -99,7 +99,7 @@ def test_stages_equal_one_process(stages, cases):
 
 def assert_same_state(one, other, place="state"):
     """Nested states with the same keys and tensors, bit for bit."""
-    assert type(one) is type(other) or isinstance(one, dict) and isinstance(other, dict), place
+    assert type(one) is type(other) or (isinstance(one, dict) and isinstance(other, dict)), place
     if isinstance(one, dict):
         assert one.keys() == other.keys(), place
         for key in one:
