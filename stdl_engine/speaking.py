@@ -24,14 +24,25 @@ def number_of_processes(stages: int) -> int:
 
 
 @contextlib.contextmanager
-def speaking_for_all(stages: int) -> Iterator[Ranks]:
+def first_process_speaking() -> Iterator[None]:
+    """Inside, where all processes meet the same error before they know each other, one of them says it."""
+    try:
+        yield
+    except EXPECTED:
+        if os.environ.get("RANK", "0") != "0":
+            sys.exit(2)
+        raise
+
+
+@contextlib.contextmanager
+def speaking_for_all(stages: int, timeout: float) -> Iterator[Ranks]:
     """A context in which this process is one of several. It ends the process: with what went wrong, if no other rank
     has said it, and at once, as a rank that is lost would be waited for in vain."""
-    ranks = Ranks(stages)
+    ranks = Ranks(stages, timeout=timeout)
     try:
         yield ranks
     except Stopped as stopped:
-        _leave(str(stopped) if ranks.speaks else None, stopped.exit_code)
+        _leave(str(stopped) if ranks.speaks and not ranks.pulse.told() else None, stopped.exit_code)
     except Exception as error:
         sentence = out_of_memory(error) or (sentence_of(error) if isinstance(error, EXPECTED) else None)
         if sentence is None:

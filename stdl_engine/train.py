@@ -36,7 +36,7 @@ with extra("train", __name__):
     from .rules import RULES
     from .runs import MAY_CHANGE, RunFolder, SilentRunFolder
     from .settings import Between
-    from .speaking import number_of_processes, speaking_for_all
+    from .speaking import first_process_speaking, number_of_processes, speaking_for_all
     from .stopping import StopSignals
     from .tradeoff import choice_table
     from .trainer import Trainer
@@ -64,6 +64,8 @@ class Options(Recipe):
     """With --compare: train by each rule so many times, with as many seeds, and say mean and deviation."""
     stages: Annotated[int, Between(1, 10_000)] = 1
     """Under torchrun: how many ranks the subnetworks are spread over; the others share each batch."""
+    timeout: Annotated[float, Between(1, 1e6)] = 300.0
+    """Under torchrun: seconds after which a rank that does not answer is given up, and all others end."""
     config: Path | None = None
     """A file of settings, TOML or JSON (a run's config.json), in place of the recipe's."""
     list: bool = False
@@ -81,11 +83,13 @@ def command(arguments: list[str], stop: StopSignals) -> None:
     printer = Printer()
     if "list" in given(arguments):
         return printer.show(listing())
-    options, typed, stated = parse_options(arguments)
-    if number_of_processes(options.stages) > 1:
-        if options.compare is not None:
+    with first_process_speaking():
+        options, typed, stated = parse_options(arguments)
+        processes = number_of_processes(options.stages)
+        if processes > 1 and options.compare is not None:
             raise ValueError("--compare trains in one process: leave torchrun out, or --compare.")
-        with speaking_for_all(options.stages) as ranks:
+    if processes > 1:
+        with speaking_for_all(options.stages, options.timeout) as ranks:
             return command_of_a_run(options, typed, stated, printer if ranks.speaks else SilentPrinter(), stop, ranks)
     if options.compare is None:
         return command_of_a_run(options, typed, stated, printer, stop)
@@ -139,7 +143,7 @@ def parse_options(arguments: list[str]) -> tuple[Options, set[str], set[str]]:
 
 def resumed_with(options: Options, typed: set[str]) -> dict[str, Any]:
     """What may be changed of a run that is resumed; anything else is refused."""
-    if others := sorted(typed - {"resume", "stages", *MAY_CHANGE}):
+    if others := sorted(typed - {"resume", "stages", "timeout", *MAY_CHANGE}):
         names = ", ".join(name if " " in name else f"--{name.replace('_', '-')}" for name in others)
         changeable = ", ".join(f"--{name.replace('_', '-')}" for name in MAY_CHANGE)
         raise ValueError(

@@ -61,6 +61,13 @@ class Pulse:
             return True
         return first
 
+    def told(self) -> bool:
+        """Whether a rank has said why it stops."""
+        try:
+            return self.store.check(["fault"])
+        except RuntimeError:
+            return False
+
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
         """Inside, an error of a link or an exchange between ranks becomes `RankLost`, which says whose fault it is."""

@@ -162,6 +162,10 @@ class Receiver(_End):
             self._state.notify_all()
             return message
 
+    def close(self) -> None:
+        """Wait until the other end has closed the link."""
+        self._thread.join(self.timeout)
+
     def _run(self) -> None:
         while True:
             with self._state:

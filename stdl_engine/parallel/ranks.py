@@ -40,6 +40,8 @@ class Ranks:
     """
 
     def __init__(self, stages: int = 1, *, timeout: float = TIMEOUT) -> None:
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout!r}: it must be a number of seconds above 0.")
         self._opened = False
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -164,8 +166,9 @@ class Ranks:
         return int(self.pulse.store.get("stop"))
 
     def close(self) -> None:
-        """Leave the others, if this process joined them here."""
-        if self.pulse is not None:
+        """Wait for the others to come to an end, and leave them if this process joined them here."""
+        if self.world > 1:
+            dist.barrier()
             self.pulse.end()
         if self._opened:
             dist.destroy_process_group()
@@ -173,8 +176,9 @@ class Ranks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is None:  # else the others may not be there to wait for
+            self.close()
 
 
 class GroupTransport(Transport):

@@ -266,8 +266,9 @@ class ParallelRule:
         return {name: end.traffic for name, end in ends.items() if end is not None}
 
     def close(self) -> None:
-        """Wait until everything has been sent, and end the links."""
+        """Wait until everything has been sent and received, and end the links."""
         self.rule.exchange = None
-        if self._sender is not None:
-            with self._explaining():
-                self._sender.close()
+        with self._explaining():
+            for end in (self._sender, self._receiver):
+                if end is not None:
+                    end.close()
