@@ -17,8 +17,9 @@ SECONDS = 180
 """After which processes that have not ended are ended, and the test fails."""
 
 
-def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What a function of a module returns in each of so many ranks; it is called with these arguments.
+def run(world: int, function: Callable[..., Any], *arguments: Any, expect_errors: bool = False) -> list[Any]:
+    """What a function of a module returns in each of so many ranks; it is called with these arguments. Where errors are
+    expected, the exit codes of the processes.
 
     Processes are forked from a server that has imported torch once. They meet at a file, so that tests side by side
     cannot take each other's ports.
@@ -42,6 +43,8 @@ def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         errors = [path.read_text() for path in sorted(Path(folder).glob("error-*"))]
         assert not errors, "\n".join(errors)
         assert not late, f"ranks {late} have not ended after {SECONDS} seconds"
+        if expect_errors:
+            return [process.exitcode for process in started]
         return [torch.load(Path(folder) / f"result-{rank}", weights_only=False) for rank in range(world)]
 
 

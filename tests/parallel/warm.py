@@ -3,7 +3,7 @@ forked from it. One thread, as threads would not be there in a forked process.""
 
 import torch
 
-from stdl_engine import parallel  # noqa: F401 - imported to be there
+from stdl_engine import parallel, train  # noqa: F401 - imported to be there
 
 from ..rules.nets import batch, make, small
 
