@@ -8,6 +8,7 @@ something says it for all; the others end in silence.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from torch.distributed import Store
 
 BEAT_SECONDS = 1.0
+REMEDY = "look at its machine, and go on from the last checkpoint."
 SILENT_AFTER = 3.0
 """Seconds in which a living rank has surely beaten."""
 
@@ -91,12 +93,12 @@ class Pulse:
             silent = [rank for rank in others if after[rank] == before[rank]]
             busy = [rank for rank in others if not self.store.check([f"waits/{rank}"])]
         except RuntimeError:
-            return RankLost("the process that keeps the ranks together has ended: start the run again with --resume.")
+            return RankLost("the process that keeps the ranks together has ended: go on from the last checkpoint.")
         if silent:
-            return RankLost(f"{_ranks(silent)} ended without a word: go on with the last checkpoint, or start again.")
-        if (busy and "seconds" in str(error).lower()) or "time" in str(error).lower():
-            return RankLost(f"{_ranks(busy)} did not answer in time ({first_line(error)}): see what it waits for.")
-        return RankLost(f"a connection between ranks broke ({first_line(error)}): look at the network.")
+            return RankLost(f"{_ranks(silent)} ended or stands still without a word: {REMEDY}")
+        if busy and re.search("timed out|seconds", str(error), re.IGNORECASE):
+            return RankLost(f"{_ranks(busy)} did not answer in time, and does not wait for another rank: {REMEDY}")
+        return RankLost(f"a connection between ranks broke ({first_line(error)}): {REMEDY}")
 
     def _beats(self) -> list[int]:
         return [self.store.add(f"pulse/{rank}", 0) for rank in range(self.world)]
@@ -107,6 +109,8 @@ def exchanging() -> Iterator[None]:
     """Inside, whatever torch.distributed raises is a `LinkError`."""
     try:
         yield
+    except LinkError:
+        raise
     except RuntimeError as error:
         raise LinkError(first_line(error)) from error
 
@@ -117,4 +121,5 @@ def _ranks(numbers: list[int]) -> str:
 
 def first_line(error: BaseException) -> str:
     """An error in a sentence."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^]]*\]\s*", "", line)  # the source file that torch.distributed names first

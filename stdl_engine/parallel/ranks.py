@@ -7,7 +7,9 @@ without anything coming back.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Self
 
@@ -101,6 +103,16 @@ class Ranks:
         """Whether this rank prints and writes for all."""
         return self.rank == 0
 
+    def explaining(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, an error between ranks becomes `RankLost`, which says whose fault it is."""
+        return contextlib.nullcontext() if self.pulse is None else self.pulse.explaining()
+
+    @contextlib.contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """The same for calls of torch.distributed itself."""
+        with self.explaining(), exchanging():
+            yield
+
     def sender(self, ahead: int) -> Sender | None:
         """The link to the next stage, if there is one."""
         return None if self._outgoing is None else Sender(self._outgoing, ahead=ahead, timeout=self.timeout)
@@ -114,7 +126,7 @@ class Ranks:
         if self.data_group is None:
             return value
         largest = torch.tensor([value])
-        with exchanging():
+        with self.exchanging():
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.data_group)
         return int(largest)
 
@@ -122,7 +134,7 @@ class Ranks:
         """The sum over the ranks of this stage, on the CPU."""
         total = values.detach().cpu().clone()
         if self.data_group is not None:
-            with exchanging():
+            with self.exchanging():
                 dist.all_reduce(total, group=self.data_group)
         return total
 
@@ -131,7 +143,7 @@ class Ranks:
         if self.world == 1:
             return value
         values = [value]
-        with exchanging():
+        with self.exchanging():
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
@@ -141,7 +153,7 @@ class Ranks:
             return [value]
         last = self.rank_of(self.stages - 1, self.shard)
         values: list[Any] | None = [None] * self.stages if self.rank == last else None
-        with exchanging():
+        with self.exchanging():
             dist.gather_object(value, values, dst=last, group=self.pipe_group)
         return None if values is None else values[::-1]  # ranks count backwards through the stages
 
@@ -150,7 +162,7 @@ class Ranks:
         if self.world == 1:
             return [value]
         values: list[Any] | None = [None] * self.world if self.speaks else None
-        with exchanging():
+        with self.exchanging():
             dist.gather_object(value, values, dst=0)
         return values
 
@@ -168,7 +180,8 @@ class Ranks:
     def close(self) -> None:
         """Wait for the others to come to an end, and leave them if this process joined them here."""
         if self.world > 1:
-            dist.barrier()
+            with self.exchanging():
+                dist.barrier()
             self.pulse.end()
         if self._opened:
             dist.destroy_process_group()

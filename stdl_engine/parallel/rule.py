@@ -88,7 +88,7 @@ class ParallelRule:
         self.units = [unit for subnetwork in self.mine for unit in subnetwork.units]
         self.first_unit = sum(len(part.units) for part in rule.subnetworks[: self.here.start])
         self._whole = WholeState(rule, self.here)
-        with self._explaining():
+        with self.ranks.explaining():
             if ranks.data_group is not None:
                 for subnetwork in self.mine:
                     make_equal(subnetwork, ranks.data_group, ranks.rank_of(ranks.stage, 0))
@@ -101,7 +101,7 @@ class ParallelRule:
         """Train on one batch, or on this rank's part of it. The first stage is given x and y as `Rule.step` takes them,
         the others are not; the last stage returns what came out, the others nothing."""
         self._whole.release_others()
-        with self._explaining():
+        with self.ranks.explaining():
             frames, y, losses = self._taken(x, y, T)
             wires: list[Wire] = []
 
@@ -154,7 +154,7 @@ class ParallelRule:
         with x: on the last stage, nothing on the others. `rates`, one number per unit, gain the firing rate of each
         unit that is here."""
         self._whole.release_others()
-        with self._explaining(), self.rule.autocast():
+        with self.ranks.explaining(), self.rule.autocast():
             if self._receiver is None:
                 labels = torch.zeros(0, dtype=torch.int64) if labels is None else labels
                 frames: Sequence[Kept] = split_frames(x, T, self.rule.network.in_shape)
@@ -190,19 +190,19 @@ class ParallelRule:
         """On the first stage: end the work on all stages after the batches that they have; their next call raises
         `Halted` with these values."""
         if self._sender is not None:
-            with self._explaining():
+            with self.ranks.explaining():
                 self._sender.send(Message("halt", values=values))
 
     def end_pass(self) -> None:
         """On the first stage: say that an epoch, or a test set, is over, for `has_more` on the others to answer."""
         if self._sender is not None:
-            with self._explaining():
+            with self.ranks.explaining():
                 self._sender.send(Message("pass ended"))
 
     def has_more(self) -> bool:
         """On other stages than the first: whether there is another batch in this pass, so that they need not know how
         many there are; waits until that is known."""
-        with self._explaining():
+        with self.ranks.explaining():
             self._next = self._next or self._receiver.receive()
         if self._next.kind == "pass ended":
             self._next = None
@@ -240,9 +240,6 @@ class ParallelRule:
     def _tensor(self, wire: Wire) -> Tensor:
         return decode(wire.payload, wire.meta, self.rule.device)
 
-    def _explaining(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.ranks.pulse is None else self.ranks.pulse.explaining()
-
     def advance_schedule(self) -> None:
         """Step the learning-rate schedules of this stage's subnetworks."""
         for scheduler in self.rule.schedulers[self.here.start : self.here.stop]:
@@ -251,7 +248,7 @@ class ParallelRule:
     def state_dict(self) -> dict[str, Any] | None:
         """What `Rule.state_dict` gives in one process, put together from all stages: on the last one, nothing on the
         others."""
-        with self._explaining():
+        with self.ranks.explaining():
             parts = self.ranks.gathered(self._whole.own_state())
         return None if parts is None else self._whole.joined(parts)
 
@@ -268,7 +265,7 @@ class ParallelRule:
     def close(self) -> None:
         """Wait until everything has been sent and received, and end the links."""
         self.rule.exchange = None
-        with self._explaining():
+        with self.ranks.explaining():
             for end in (self._sender, self._receiver):
                 if end is not None:
                     end.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -40,6 +41,9 @@ def run(world: int, function: Callable[..., Any], *arguments: Any, expect_errors
         late = [rank for rank, process in enumerate(started) if process.is_alive()]
         for rank in late:
             started[rank].kill()
+        for name, stream in (("out", sys.stdout), ("err", sys.stderr)):
+            for rank in range(world):
+                stream.write((Path(folder) / f"{name}-{rank}").read_text())
         errors = [path.read_text() for path in sorted(Path(folder).glob("error-*"))]
         assert not errors, "\n".join(errors)
         assert not late, f"ranks {late} have not ended after {SECONDS} seconds"
@@ -49,6 +53,8 @@ def run(world: int, function: Callable[..., Any], *arguments: Any, expect_errors
 
 
 def _rank(rank: int, world: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    for stream, name in ((1, "out"), (2, "err")):  # not where the server's own went when it was started
+        os.dup2(os.open(f"{folder}/{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -59,4 +65,5 @@ def _rank(rank: int, world: int, folder: str, function: Callable[..., Any], argu
     except BaseException:
         (Path(folder) / f"error-{rank}").write_text(f"rank {rank}: {traceback.format_exc()}")
         os._exit(1)
+    sys.stdout.flush()
     os._exit(0)
