@@ -70,7 +70,7 @@ class Ranks:
 
     def _make_groups(self) -> None:
         """Every rank makes every group, in the same order, as torch.distributed asks for."""
-        self.data_group = self.pipe_group = self._incoming = self._outgoing = None
+        self.data_group = self.pipe_group = self.incoming = self.outgoing = None
         patience = timedelta(seconds=self.timeout)
         for stage in range(self.stages if self.shards > 1 else 0):
             members = [self.rank_of(stage, shard) for shard in range(self.shards)]
@@ -84,9 +84,9 @@ class Ranks:
                 ends = [self.rank_of(stage, shard), self.rank_of(stage + 1, shard)]
                 group = dist.new_group(ends, timeout=LINK_TIMEOUT, backend="gloo")
                 if self.rank == ends[0]:
-                    self._outgoing = GroupTransport(group, ends[1])
+                    self.outgoing = GroupTransport(group, ends[1])
                 elif self.rank == ends[1]:
-                    self._incoming = GroupTransport(group, ends[0])
+                    self.incoming = GroupTransport(group, ends[0])
 
     @property
     def is_first(self) -> bool:
@@ -115,11 +115,11 @@ class Ranks:
 
     def sender(self, ahead: int) -> Sender | None:
         """The link to the next stage, if there is one."""
-        return None if self._outgoing is None else Sender(self._outgoing, ahead=ahead, timeout=self.timeout)
+        return None if self.outgoing is None else Sender(self.outgoing, ahead=ahead, timeout=self.timeout)
 
     def receiver(self) -> Receiver | None:
         """The link from the stage before, if there is one."""
-        return None if self._incoming is None else Receiver(self._incoming, timeout=self.timeout)
+        return None if self.incoming is None else Receiver(self.incoming, timeout=self.timeout)
 
     def agreed(self, value: int) -> int:
         """The largest of the values that the ranks of this stage have."""
