@@ -30,6 +30,7 @@ MORE = (
     "cpu_bandwidth",
     "cpu_candidates",
     "call_overhead",
+    "parallel",
     "spike_conv",
 )
 """Run when named."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ with extra("train", __name__):
     from rich.console import Group, RenderableType
     from rich.table import Table
 
+    from . import rank_plan
     from .atomic_files import write_atomically
     from .building import for_data, load_data, predict_others, predict_peak
     from .command_line import given, parse, recipe_in, run_command, with_config
+    from .parallel.simulate import Machine
     from .planning.budgets import format_bytes, parse_budget, parse_bytes
     from .planning.plan import fold_names
     from .planning.planner import PARTS, Prediction
@@ -45,6 +47,16 @@ class Options(Recipe):
     """Write what each rule can do, bytes against work, to this file as CSV and beside it as a picture (.png)."""
     fit: str | None = None
     """The largest batch that fits into this much memory, "24GiB", for each rule, or for the one that --rule names."""
+    stages: int | None = None
+    """What each rank will need, do and send, if the subnetworks are spread over so many stages (docs/parallel.md)."""
+    ranks: int | None = None
+    """With --stages: so many ranks in all, those of a stage sharing each batch; by default one per stage."""
+    scaling: int | None = None
+    """Simulate up to so many ranks, and say how far it scales and why no further."""
+    rank_speed: float = Machine.multiply_adds
+    """With --scaling: multiply-adds per second of a rank."""
+    bandwidth: float = Machine.bandwidth
+    """With --scaling: bytes per second of a link between ranks."""
     config: Path | None = None
     """A file of settings, TOML or JSON, in place of the recipe's."""
     json: bool = False
@@ -64,10 +76,20 @@ def command(arguments: list[str], stop: StopSignals) -> None:
     recipe = recipe_in(options)
     if named & {"dataset", "data", "size", "sensor"} and not {"in_shape", "num_classes"} <= named:
         recipe = for_data(recipe, load_data(recipe))  # a network for other data than the recipe's has other shapes
-    if options.compare:
+    if options.scaling is not None:
+        machine = Machine(options.rank_speed, options.bandwidth)
+        with progress.console.status("planning"):
+            layouts = rank_plan.scaling(recipe, options.scaling, machine)
+        answer: Any = [asdict(one) for one in layouts]
+        table: RenderableType = rank_plan.scaling_table(recipe, layouts, machine)
+    elif options.stages is not None:
+        with progress.console.status("planning"):
+            on_ranks = rank_plan.plan_ranks(recipe, options.stages, options.ranks)
+        answer, table = rank_plan.as_json(on_ranks), rank_plan.table(on_ranks)
+    elif options.compare:
         predictions = compare(recipe, progress)
-        answer: Any = [as_json(p) for p in predictions]
-        table: RenderableType = comparison_table(predictions)
+        answer = [as_json(p) for p in predictions]
+        table = comparison_table(predictions)
     elif options.fit is not None:
         rules = (recipe.rule,) if "rule" in named else COMPARED
         answer = fit(recipe, rules, options.fit, progress)
@@ -100,6 +122,7 @@ def parse_options(arguments: list[str]) -> tuple[Options, set[str]]:
     options = arguments[1:] if named else arguments
     settings, configured = with_config(recipe, options)
     typed = given(options)
+    _check_rank_options(typed)
     if {"compare", "fit", "curve"} & typed:
         _check_modes(typed)
         settings |= {} if "rule" in typed else {"rule": "stdl"}  # a budget is STDL's, whatever the recipe's own rule
@@ -109,6 +132,17 @@ def parse_options(arguments: list[str]) -> tuple[Options, set[str]]:
     if parsed.rule == "auto" and {"fit", "curve"} & typed:
         raise ValueError("--fit and --curve ask what one rule can do, and auto is a choice among rules: name another.")
     return parsed, typed | configured
+
+
+def _check_rank_options(typed: set[str]) -> None:
+    """Reject options about ranks that would be of no use."""
+    modes = {"stages", "scaling", "compare", "fit", "curve"}
+    if {"stages", "scaling"} & typed and len(modes & typed) > 1:
+        one, other, *_ = sorted(modes & typed)
+        raise ValueError(f"--{one} and --{other} ask two questions: leave one of them out.")
+    for name, needed in (("ranks", "stages"), ("rank_speed", "scaling"), ("bandwidth", "scaling")):
+        if name in typed and needed not in typed:
+            raise ValueError(f"--{name.replace('_', '-')} is for --{needed}: pass both, or neither.")
 
 
 def _check_modes(typed: set[str]) -> None:

@@ -65,6 +65,21 @@ class Printer:
                 self._log = outer
 
 
+class SilentPrinter(Printer):
+    """Says nothing: another process speaks for this one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.console = _Console(quiet=True)
+
+    def log(self, text: str) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def logging_to(self, path: Path) -> Iterator[None]:
+        yield
+
+
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Print into nothing from now on; rich itself would end the command."""

@@ -97,6 +97,9 @@ class Recipe:
     """Whether images lie in memory channel by channel for each pixel, which convolutions prefer."""
     compile: bool = False
     """Compile the units of the network with torch.compile."""
+    sync_norm: bool = False
+    """Where torchrun spreads batches over ranks: compute batch norm over the samples of all of them
+    (docs/parallel.md)."""
     tight_malloc: bool = False
     """Have freed memory given back at once, so that the process takes little more than its live tensors; slower
     (docs/memory.md)."""

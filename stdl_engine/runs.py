@@ -102,6 +102,19 @@ class RunFolder(LockedFolder):
         return summary
 
 
+class SilentRunFolder(RunFolder):
+    """The folder of a run that another process writes."""
+
+    def begin(self, recipe: Recipe) -> None:
+        pass
+
+    def write(self, name: str, content: str | bytes) -> None:
+        pass
+
+    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
+        pass
+
+
 def chosen_on(rows: list[dict[str, Any]]) -> str:
     """Which samples the best epoch is chosen on: those kept apart for it, or for want of them the test set."""
     return "validation" if "validation_accuracy" in rows[-1] else "test"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from .building import placed
@@ -41,19 +41,38 @@ class Score:
 def score(model: nn.Sequential, batches: Batches, recipe: Recipe, device: torch.device) -> Score:
     """Run the plain network over a set in evaluation mode, in the recipe's precision; the model is given back as it
     was."""
-    correct = samples = 0
-    loss = torch.zeros((), dtype=torch.float64)
-    dtype = PRECISIONS[recipe.precision]
-    rates = torch.zeros(len(model) - 1, device=device)
-    measured = {round(number * len(batches) / RATES_FROM) for number in range(RATES_FROM)}
+    tally, dtype = Tally(model, batches, device), PRECISIONS[recipe.precision]
     with torch.autocast(device.type, dtype, enabled=dtype is not None):
         for number, (x, y) in enumerate(batches.epoch(0)):
             frames = split_frames(placed(recipe, x, device), recipe.steps, recipe.in_shape)
-            logits = mean_logits(model, frames, rates if number in measured else None).float().cpu()
-            correct += int((logits.argmax(1) == y).sum())
-            loss += cross_entropy(logits, y, reduction="sum").double()
-            samples += len(y)
-    names = [f"{number} {label_of(unit)}" for number, unit in enumerate(model[:-1], 1)]
-    seen = len([number for number in measured if number < len(batches)])
-    by_unit = dict(zip(names, (rates / max(seen, 1)).tolist(), strict=True))
-    return Score(correct / max(samples, 1), loss.item() / max(samples, 1), samples, by_unit)
+            tally.add(mean_logits(model, frames, tally.rates_for(number)), y)
+    return tally.score()
+
+
+class Tally:
+    """What has been seen of a set so far."""
+
+    def __init__(self, model: nn.Sequential, batches: Batches, device: torch.device) -> None:
+        self.names = [f"{number} {label_of(unit)}" for number, unit in enumerate(model[:-1], 1)]
+        self.rates = torch.zeros(len(self.names), device=device)
+        wanted = {round(number * len(batches) / RATES_FROM) for number in range(RATES_FROM)}
+        self.measured = {number for number in wanted if number < len(batches)}
+        self.totals = torch.zeros(3, dtype=torch.float64)
+        """Right answers, loss, samples."""
+
+    def rates_for(self, number: int) -> Tensor | None:
+        """Where to add up firing rates of that batch, if they are measured on it."""
+        return self.rates if number in self.measured else None
+
+    def add(self, logits: Tensor, y: Tensor) -> None:
+        """One batch more."""
+        logits, y = logits.float().cpu(), y.cpu()
+        loss = cross_entropy(logits, y, reduction="sum").item()
+        self.totals += torch.tensor([(logits.argmax(1) == y).sum().item(), loss, len(y)], dtype=torch.float64)
+
+    def score(self) -> Score:
+        """What it comes to."""
+        correct, loss, samples = self.totals.tolist()
+        rates = (self.rates / max(len(self.measured), 1)).tolist()
+        by_unit = dict(zip(self.names, rates, strict=True))
+        return Score(correct / max(samples, 1), loss / max(samples, 1), int(samples), by_unit)

@@ -33,6 +33,9 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self.patient = False
+        """Whether further signals are left aside while stopping is deferred: torchrun passes on to every rank what a
+        terminal has sent it already."""
         self._deferring = False
         self._process = os.getpid()
         self._before: dict[int, Any] = {}
@@ -58,8 +61,8 @@ class StopSignals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             self._on_signal_in_worker(number)
-        elif self._deferring and self.number is None:
-            self.number = number
+        elif self._deferring and (self.number is None or self.patient):
+            self.number = self.number or number
         else:
             raise Stopped(number)
 

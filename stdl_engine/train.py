@@ -13,9 +13,10 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from .extras import extra
 
@@ -28,17 +29,21 @@ with extra("train", __name__):
     from .comparison import COMPARED, ComparisonFolder, compare
     from .own_functions import find_own
     from .planning.budgets import parse_budget
-    from .printer import WIDTH, Printer
+    from .printer import WIDTH, Printer, SilentPrinter
     from .process_memory import keep_malloc_tight
+    from .rank_trainer import RankTrainer
     from .recipes import RECIPES, Recipe
     from .rules import RULES
-    from .runs import MAY_CHANGE, RunFolder
+    from .runs import MAY_CHANGE, RunFolder, SilentRunFolder
+    from .settings import Between
+    from .speaking import first_process_speaking, number_of_processes, speaking_for_all
     from .stopping import StopSignals
     from .tradeoff import choice_table
     from .trainer import Trainer
 
 if TYPE_CHECKING:
     from .data import Dataset
+    from .parallel import Ranks
 
 DEFAULT = "digits"
 OF_THE_DATA = ("in_shape", "num_classes", "events")
@@ -57,6 +62,10 @@ class Options(Recipe):
     """Train by several rules one after the other (all, or those named) and compare them."""
     seeds: int = 1
     """With --compare: train by each rule so many times, with as many seeds, and say mean and deviation."""
+    stages: Annotated[int, Between(1, 10_000)] = 1
+    """Under torchrun: how many ranks the subnetworks are spread over; the others share each batch."""
+    timeout: Annotated[float, Between(1, 1e6)] = 300.0
+    """Under torchrun: seconds after which a rank that does not answer is given up, and all others end."""
     config: Path | None = None
     """A file of settings, TOML or JSON (a run's config.json), in place of the recipe's."""
     list: bool = False
@@ -74,16 +83,18 @@ def command(arguments: list[str], stop: StopSignals) -> None:
     printer = Printer()
     if "list" in given(arguments):
         return printer.show(listing())
-    options, typed, stated = parse_options(arguments)
+    with first_process_speaking():
+        options, typed, stated = parse_options(arguments)
+        processes = number_of_processes(options.stages)
+        if processes > 1 and options.compare is not None:
+            raise ValueError("--compare trains in one process: leave torchrun out, or --compare.")
+    if processes > 1:
+        with speaking_for_all(options.stages, options.timeout) as ranks:
+            return command_of_a_run(options, typed, stated, printer if ranks.speaks else SilentPrinter(), stop, ranks)
+    if options.compare is None:
+        return command_of_a_run(options, typed, stated, printer, stop)
     if options.resume is not None:
         return resume(options.resume, resumed_with(options, typed), printer, stop)
-    if options.compare is None:
-        if "seeds" in typed:
-            raise ValueError("--seeds is for --compare: pass both, or one --seed.")
-        recipe = recipe_in(options)
-        out = options.out or new_folder(recipe, recipe.rule)
-        train(recipe, out, printer, stop, stated=stated)
-        return None
     if "rule" in typed:
         raise ValueError("--compare names the rules itself: leave --rule out.")
     recipe = recipe_in(options)
@@ -93,6 +104,20 @@ def command(arguments: list[str], stop: StopSignals) -> None:
     with ComparisonFolder.create(out, printer.say) as folder:
         folder.begin(recipe, options.compare or COMPARED, options.seeds)
         compare(folder, train_one, resume_one, printer)
+    return None
+
+
+def command_of_a_run(
+    options: Options, typed: set[str], stated: set[str], printer: Printer, stop: StopSignals, ranks: Ranks | None = None
+) -> None:
+    """Begin a run, or go on with one."""
+    if options.resume is not None:
+        return resume(options.resume, resumed_with(options, typed), printer, stop, ranks)
+    if "seeds" in typed:
+        raise ValueError("--seeds is for --compare: pass both, or one --seed.")
+    recipe = recipe_in(options)
+    out = options.out or new_folder(recipe, recipe.rule)
+    train(recipe, out if ranks is None else ranks.from_speaker(out), printer, stop, stated, ranks)
     return None
 
 
@@ -118,7 +143,7 @@ def parse_options(arguments: list[str]) -> tuple[Options, set[str], set[str]]:
 
 def resumed_with(options: Options, typed: set[str]) -> dict[str, Any]:
     """What may be changed of a run that is resumed; anything else is refused."""
-    if others := sorted(typed - {"resume", *MAY_CHANGE}):
+    if others := sorted(typed - {"resume", "stages", "timeout", *MAY_CHANGE}):
         names = ", ".join(name if " " in name else f"--{name.replace('_', '-')}" for name in others)
         changeable = ", ".join(f"--{name.replace('_', '-')}" for name in MAY_CHANGE)
         raise ValueError(
@@ -128,7 +153,12 @@ def resumed_with(options: Options, typed: set[str]) -> dict[str, Any]:
 
 
 def train(
-    recipe: Recipe, out: Path, printer: Printer, stop: StopSignals | None = None, stated: Set[str] = frozenset()
+    recipe: Recipe,
+    out: Path,
+    printer: Printer,
+    stop: StopSignals | None = None,
+    stated: Set[str] = frozenset(),
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
     """A run from the beginning. `stated` are settings of the data that it must agree with."""
     if recipe.first_stage and recipe.start_from is None:
@@ -136,19 +166,28 @@ def train(
             f"the recipe {recipe.name} starts from the weights of {recipe.first_stage}: train that first, and pass its "
             "folder by --start-from."
         )
-    with RunFolder.create(out, printer.say) as folder:
-        trainer = prepare(recipe, stated, folder, printer, stop)
+    writes = ranks is None or ranks.speaks
+    with RunFolder.create(out, printer.say) if writes else nullcontext(SilentRunFolder(out)) as folder:
+        trainer = prepare(recipe, stated, folder, printer, stop, ranks)
         folder.begin(trainer.recipe)
         with logged(folder, printer):
             trainer.save()
             return finish(trainer)
 
 
-def resume(path: Path, changes: dict[str, Any], printer: Printer, stop: StopSignals | None = None) -> None:
+def resume(
+    path: Path,
+    changes: dict[str, Any],
+    printer: Printer,
+    stop: StopSignals | None = None,
+    ranks: Ranks | None = None,
+) -> None:
     """The rest of a run or of a comparison."""
     if not (path / ComparisonFolder.settings_file).is_file():
-        resume_run(path, changes, printer, stop)
+        resume_run(path, changes, printer, stop, ranks)
         return
+    if ranks is not None:
+        raise ValueError(f"{path} holds a comparison, which goes on in one process: leave torchrun out.")
     if changes:
         raise ValueError(f"{path} holds a comparison, which goes on with its own settings: leave the options out.")
     train_one = functools.partial(train, printer=printer, stop=stop)
@@ -158,13 +197,19 @@ def resume(path: Path, changes: dict[str, Any], printer: Printer, stop: StopSign
 
 
 def resume_run(
-    path: Path, changes: dict[str, Any], printer: Printer, stop: StopSignals | None = None
+    path: Path,
+    changes: dict[str, Any],
+    printer: Printer,
+    stop: StopSignals | None = None,
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
     """The rest of a run."""
-    with RunFolder.reopen(path, printer.say) as folder, logged(folder, printer):
+    writes = ranks is None or ranks.speaks
+    opened = RunFolder.reopen(path, printer.say) if writes else nullcontext(SilentRunFolder.open(path))
+    with opened as folder, logged(folder, printer):
         recipe = replace(folder.recipe, **changes)
-        last = checkpoints.load_last(folder.path) if checkpoints.saved(folder.path) else None
-        trainer = prepare(recipe, set(OF_THE_DATA), folder, printer, stop)
+        last = last_checkpoint(folder, ranks)
+        trainer = prepare(recipe, set(OF_THE_DATA), folder, printer, stop, ranks)
         if last is None:
             printer.say("there is no checkpoint yet: starting from the beginning")
             trainer.save()
@@ -177,7 +222,25 @@ def resume_run(
         return finish(trainer)
 
 
-def prepare(recipe: Recipe, stated: Set[str], folder: RunFolder, printer: Printer, stop: StopSignals | None) -> Trainer:
+def last_checkpoint(folder: RunFolder, ranks: Ranks | None) -> tuple[Path, dict[str, Any], list[str]] | None:
+    """The last checkpoint that is whole, if there is any, its state, and what is wrong with those after it; on several
+    ranks that which rank 0 has found."""
+    speaks = ranks is None or ranks.speaks
+    last = checkpoints.load_last(folder.path) if speaks and checkpoints.saved(folder.path) else None
+    if ranks is None:
+        return last
+    path = ranks.from_speaker(None if last is None else last[0])
+    return last if speaks or path is None else (path, checkpoints.load(path), [])
+
+
+def prepare(
+    recipe: Recipe,
+    stated: Set[str],
+    folder: RunFolder,
+    printer: Printer,
+    stop: StopSignals | None,
+    ranks: Ranks | None = None,
+) -> Trainer:
     """A trainer with its data and its first weights."""
     tighten(recipe)
     if ":" in recipe.model:
@@ -187,7 +250,10 @@ def prepare(recipe: Recipe, stated: Set[str], folder: RunFolder, printer: Printe
         _, first, _ = checkpoints.load_last(RunFolder.open(recipe.start_from).path)
     data = load_data(recipe)
     check_data(recipe, data, stated)
-    trainer = Trainer(recipe, data, folder, printer, stop)
+    if ranks is None:
+        trainer = Trainer(recipe, data, folder, printer, stop)
+    else:
+        trainer = RankTrainer(recipe, data, folder, printer, stop or StopSignals(), ranks)
     if first is not None:
         trainer.start_from(first)
     return trainer

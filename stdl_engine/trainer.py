@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from .recipes import Recipe, as_dict
 from .rules import StepResult
 from .rules.finite import NotFinite
 from .runs import RunFolder, best_row, check_same_settings, load_weights
-from .scoring import score
+from .scoring import Score, score
 from .stopping import Stopped, StopSignals
 
 SCALARS = (
@@ -64,15 +65,17 @@ class Trainer:
         held_out = {"test": data.test}
         if recipe.validate:
             data, held_out["validation"] = split_off(data, recipe.validate, recipe.seed)
-        settings = {"workers": recipe.workers, "batch_size": recipe.batch_size, "seed": recipe.seed}
+        settings = {"workers": recipe.workers, "batch_size": recipe.batch_size, "seed": recipe.seed, **self.shard}
         self.train_batches = Batches(data.train, training=True, **settings)
         self.held_out = {name: Batches(source, training=False, **settings) for name, source in held_out.items()}
         self.process = ProcessPeak.start()
         torch.manual_seed(recipe.seed)
         model = build_network(self.recipe).to(self.device)
-        sample = sample_batch(self.recipe, self.device)
-        self.rule = make_rule(self.recipe, model, sample, recipe.epochs * len(self.train_batches))
-        self.predicted = predict_peak(rule_in(self.recipe, self.rule), model, self.rule.plan)
+        here = self.recipe_here
+        sample = sample_batch(here, self.device)
+        self.rule = make_rule(here, model, sample, recipe.epochs * len(self.train_batches))
+        self.predicted = predict_peak(rule_in(here, self.rule), model, self.rule.plan)
+        self.parameters = sum(p.numel() for p in model.parameters())
         if recipe.compile:
             for subnetwork in self.rule.subnetworks:
                 for layer in (*subnetwork.units, *subnetwork.classifier_layers()):
@@ -83,6 +86,16 @@ class Trainer:
         self.bad_samples_named = 0
 
     @property
+    def shard(self) -> dict[str, int]:
+        """Which part of each batch is for this process, as `Batches` takes it."""
+        return {}
+
+    @property
+    def recipe_here(self) -> Recipe:
+        """The recipe with the batch of this process."""
+        return self.recipe
+
+    @property
     def batches_done(self) -> int:
         """Batches trained on since the run began."""
         return self.epoch * len(self.train_batches) + self.batch
@@ -90,12 +103,14 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Train to the last epoch and give the summary; stopped by a signal, save and raise Stopped."""
         self.folder.write("plan.txt", f"{self.rule.plan.table(80)}\n")
-        with self.stop.deferred(), SummaryWriter(self.folder.path / "tensorboard", purge_step=self.epoch + 1) as board:
+        with self.stop.deferred(), self._board() as board:
             while self.epoch < self.recipe.epochs:
                 self._run_epoch(board)
-        parameters = sum(p.numel() for p in self.rule.model.parameters())
         figures = {"predicted_bytes": self.predicted.peak_bytes, "peak_bytes": self.peak_bytes}
-        return self.folder.write_summary(self.rows, **figures, parameters=parameters)
+        return self.folder.write_summary(self.rows, **figures, parameters=self.parameters)
+
+    def _board(self) -> contextlib.AbstractContextManager[SummaryWriter]:
+        return SummaryWriter(self.folder.path / "tensorboard", purge_step=self.epoch + 1)
 
     def _run_epoch(self, board: SummaryWriter) -> None:
         last = f"epoch {self.epoch + 1}/{self.recipe.epochs}"
@@ -103,15 +118,16 @@ class Trainer:
             start = time.perf_counter()
             for x, y in self._batches():
                 try:
-                    result = self._train(x, y)
-                    losses = _checked_losses(result)
+                    result, y = self._train(x, y)
+                    losses = [] if result is None else _checked_losses(result)
                 except NotFinite as error:
                     raise self._diverged(error.what) from error
-                correct = int((result.logits.argmax(1).cpu() == y).sum())
-                now = time.perf_counter()
                 self.trained_here += 1
-                self.meter.add(losses, correct, len(y), now - start, steady=self.trained_here > UNSTEADY)
-                start = now
+                if result is not None:
+                    correct = (result.logits.argmax(1).cpu() == y).sum().item()
+                    now = time.perf_counter()
+                    self.meter.add(losses, correct, len(y), now - start, steady=self.trained_here > UNSTEADY)
+                    start = now
                 self.batch += 1
                 bar.show(self.meter.summary, self.peak_bytes)
                 self._stop_if_asked()
@@ -143,7 +159,7 @@ class Trainer:
         """What there is to say of the epoch that has just been trained."""
         row = {"epoch": self.epoch + 1, **self.meter.summary}
         for name, batches in self.held_out.items():
-            seen = score(self.rule.model, batches, self.recipe, self.device)
+            seen = self._score(batches)
             row |= {f"{name}_accuracy": seen.accuracy, f"{name}_loss": seen.loss}
             if name == "test":
                 row["firing_rates"] = seen.firing_rates
@@ -154,6 +170,9 @@ class Trainer:
             row["bad_samples"] = len(bad)
             self._name_bad_samples(bad)
         return row
+
+    def _score(self, batches: Batches) -> Score:
+        return score(self.rule.model, batches, self.recipe, self.device)
 
     def _name_bad_samples(self, bad: list[Path | str]) -> None:
         """Say which files were left out, each once."""
@@ -169,11 +188,12 @@ class Trainer:
             board.add_scalar(name, value, self.epoch)
         board.flush()
 
-    def _train(self, x: Tensor, y: Tensor) -> StepResult:
-        """One batch; the second one's memory is followed, once the optimizer has its state."""
+    def _train(self, x: Tensor, y: Tensor) -> tuple[StepResult | None, Tensor]:
+        """One batch, and its labels on the CPU; the second one's memory is followed, once the optimizer has its
+        state."""
+        labels = y
         x, y, T = placed(self.recipe, x, self.device), y.to(self.device, non_blocking=True), self.recipe.steps
-        follow = self.device.type == "cpu" and not self.peak_bytes and (self.batches_done or self._only_one_batch)
-        if follow:
+        if self._follows:
             result, prediction = observed_step(self.rule, x, y, T)
             self.peak_bytes = prediction.peak_bytes
         else:
@@ -181,11 +201,13 @@ class Trainer:
         if self.device.type == "cuda":
             self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated(self.device))
         self.rule.advance_schedule()
-        return result
+        return result, labels
 
     @property
-    def _only_one_batch(self) -> bool:
-        return self.recipe.epochs * len(self.train_batches) == 1
+    def _follows(self) -> bool:
+        """Whether the memory of the next batch is to be followed: of the second one, or the only one."""
+        only_one = self.recipe.epochs * len(self.train_batches) == 1
+        return self.device.type == "cpu" and not self.peak_bytes and bool(self.batches_done or only_one)
 
     def _diverged(self, what: str) -> Diverged:
         return Diverged(
@@ -209,19 +231,21 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of everything that the rest of the run depends on."""
-        state = {
+        state = self._state() | {"rule": self.rule.state_dict(), "meter": vars(self.meter).copy()}
+        self._write(checkpoints.save, state)
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the rule and the meter."""
+        return {
             "config": as_dict(self.recipe),
             "data": self.data_fingerprint,
-            "rule": self.rule.state_dict(),
             "epoch": self.epoch,
             "batch": self.batch,
-            "meter": vars(self.meter).copy(),
             "rows": self.rows,
             "peak_bytes": self.peak_bytes,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
         }
-        self._write(checkpoints.save, state)
 
     def _save_best(self) -> None:
         """Keep the weights of this epoch, which is the best so far; before its checkpoint, which counts on them."""

@@ -35,7 +35,7 @@ def run(name: str, *arguments: str, monkeypatch, capsys) -> str:
 
 def test_no_example_is_forgotten():
     assert sorted(path.name for path in EXAMPLES.glob("*.py")) == [
-        "convert_spikingjelly.py", "own_block.py", "train_under_2gib.py",
+        "convert_spikingjelly.py", "own_block.py", "own_model_on_stages.py", "train_under_2gib.py",
     ]  # fmt: skip
 
 
@@ -59,3 +59,9 @@ def test_train_under_2gib(monkeypatch, capsys):
     assert float(peak) <= float(budget) == 2
     assert float(re.search(r"plain BPTT would need (\S+) GB", printed)[1]) > 2 * 1.074
     assert float(re.search(r"test (\S+)%", printed)[1]) > 30
+
+
+def test_own_model_on_stages_in_one_process(monkeypatch, capsys):
+    printed = run("own_model_on_stages.py", monkeypatch=monkeypatch, capsys=capsys)
+    assert "epoch 2/2  1 stages" in printed
+    assert float(re.search(r"2/2 .* test (\S+)%", printed)[1]) > 30

@@ -38,8 +38,14 @@ class Batches:
         seed: int = 0,
         training: bool,
         workers: int = 0,
+        shard: int = 0,
+        shards: int = 1,
     ) -> None:
-        """`workers` are processes that read and prepare the files of a FileSource; a source in memory needs none."""
+        """`workers` are processes that read and prepare the files of a FileSource; a source in memory needs none.
+
+        Of several `shards`, which together are all batches, this is one: in training its equal part of each batch, else
+        every so manieth batch.
+        """
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} is {value!r}: it must be a whole number from {least} up.")
@@ -48,7 +54,12 @@ class Batches:
                 f"batch_size is {batch_size} and the training set has {len(source)} samples: make it {len(source)} or "
                 "less."
             )
+        if training and batch_size % shards:
+            raise ValueError(
+                f"batch_size is {batch_size} and has to be split over {shards} ranks: make it a multiple of {shards}."
+            )
         self.source = source
+        self.shard, self.shards = shard, shards
         self.batch_size = batch_size
         self.seed = seed
         self.training = training
@@ -56,10 +67,15 @@ class Batches:
         self.bad_samples: list[Path | str] = list(source.bad_samples)
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Batches in an epoch, of all shards."""
         if self.training:
             return len(self.source) // self.batch_size
         return math.ceil(len(self.source) / self.batch_size)
+
+    @property
+    def numbers(self) -> range:
+        """Which batches of an epoch this shard has, or has a part of."""
+        return range(len(self)) if self.training else range(self.shard, len(self), self.shards)
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch: x in float32, [B, C, H, W] (channels_last) or [T, B, C, H, W] for events, and y in
@@ -78,20 +94,35 @@ class Batches:
             return iter(())
         if isinstance(self.source, MemorySource):
             return self._from_memory(self.source, order, number, skip)
-        return self._from_files(self.source, order, number)
+        return self._from_files(self.source, self._own(order, skip), number)
+
+    def _own(self, order: Tensor, first: int) -> Tensor:
+        """Those samples of an order that this shard reads."""
+        batches = enumerate(order.split(self.batch_size), first)
+        own = [batch[self._part(len(batch))] for place, batch in batches if place in self.numbers]
+        return torch.cat(own) if own else order[:0]
 
     def _from_memory(
         self, source: MemorySource, order: Tensor, epoch: int, first: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         for place, indices in enumerate(order.split(self.batch_size), first):
+            if place not in self.numbers:
+                continue
             generator = generator_for(self.seed, epoch, place) if self.training else None
-            x, y = source.batch(indices, generator)
-            yield _time_first(x), y
+            x, y = source.batch(indices, generator)  # the whole batch: what is drawn to vary it is the batch's
+            yield _time_first(x[self._part(len(x))]), y[self._part(len(y))]
+
+    def _part(self, count: int) -> slice:
+        """Which samples of a batch of so many this shard has."""
+        if not self.training:
+            return slice(count)
+        return slice(self.shard * count // self.shards, (self.shard + 1) * count // self.shards)
 
     def _from_files(self, source: SampledSource, order: Tensor, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        batch_size = self.batch_size // self.shards if self.training else self.batch_size
         loader = DataLoader(
             _Samples(source, self.seed, epoch, self.training),
-            batch_size=self.batch_size,
+            batch_size=batch_size,
             sampler=order.tolist(),
             num_workers=self.workers,
             collate_fn=_collate,
@@ -103,7 +134,7 @@ class Batches:
                     raise error
                 if error.path not in self.bad_samples:
                     self.bad_samples.append(error.path)
-            if self.training and (x is None or len(x) < self.batch_size):  # no other sample could take its place
+            if self.training and (x is None or len(x) < batch_size):  # no other sample could take its place
                 raise ValueError(f"none of the {len(source)} training samples can be read: replace their files.")
             if x is not None:
                 yield _time_first(x), y

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from ..planning.network import Network, check_model
 from ..planning.plan import Plan, Recompute, plan_of_layers
 from ..planning.planner import MakeOptimizer
 from ..planning.subnetworks import Subnetwork, build
-from ..stream import subnetwork_major, time_major
+from ..stream import Learn, subnetwork_major, time_major
 from .batch import check_batch, check_sample, split_frames
 from .checks import check_recompute, check_subnetworks, check_tensors
 from .finite import GuardedSteps
@@ -54,6 +54,16 @@ class StepResult:
     loss: Tensor
     losses: list[Tensor]
     logits: Tensor
+
+
+class Exchange(Protocol):
+    """Gradients that other ranks have a part of. It sees to it that `Rule.update` is called for every subnetwork."""
+
+    def begin(self, subnetwork: Subnetwork) -> None:
+        """The gradients of a subnetwork are there."""
+
+    def end(self) -> None:
+        """Those of all subnetworks are there: returns when all optimizers have stepped."""
 
 
 class Rule:
@@ -90,6 +100,9 @@ class Rule:
     _losses: dict[Subnetwork, Any]
     _logits: Any
     """Sums over the time steps of a batch so far; 0 before the first one."""
+
+    exchange: Exchange | None = None
+    """What is done with the gradients of a subnetwork before its optimizer steps, where several ranks share a batch."""
 
     def __init__(
         self,
@@ -209,16 +222,27 @@ class Rule:
         A step that raises leaves every subnetwork whose optimizer has not stepped as it was.
         """
         if self.keeps_bytes:
-            self._check_promise(x, T)
+            self.check_promise(x, T)
         frames = split_frames(x, T, self.network.in_shape)
         check_batch(x, y, len(frames[0]), self.network.head.num_classes, self.modules())
+        losses, logits = self.train_on(self.subnetworks, frames, y, T)
+        return StepResult(losses[-1], losses, logits)
+
+    def train_on(
+        self, subnetworks: Sequence[Subnetwork], frames: Iterable[Kept], y: Tensor, T: int, learn: Learn | None = None
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Some of the subnetworks, which follow each other, on what the first of them reads at each time step: their
+        losses, and the network's mean logits if its last one is among them. `learn` is called in place of the rule's
+        own."""
         run = time_major if self.order == "time" else subnetwork_major
         with self.started(y, T), self.autocast():
-            run(self.subnetworks, frames, self.learn, self.finish)
-            losses = [self._losses[part] for part in self.subnetworks]
-            return StepResult(losses[-1], losses, self._logits / T)
+            run(subnetworks, frames, learn or self.learn, self.finish)
+            if self.exchange is not None:
+                self.exchange.end()
+            logits = self._logits / T if subnetworks[-1].is_last else None
+            return [self._losses[part] for part in subnetworks], logits
 
-    def _check_promise(self, x: Tensor, T: int) -> None:
+    def check_promise(self, x: Tensor, T: int) -> None:
         """Refuse a batch that takes more memory than the budget was planned for."""
         assert self.budget is not None
         assert self.budget.size is not None
@@ -326,6 +350,13 @@ class Rule:
     def finish(self, subnetwork: Subnetwork) -> None:
         """After all time steps of a subnetwork: its optimizer steps, its gradients and states are freed."""
         reset_states(subnetwork)
+        if self.exchange is None:
+            self.update(subnetwork)
+        else:
+            self.exchange.begin(subnetwork)
+
+    def update(self, subnetwork: Subnetwork) -> None:
+        """Step the optimizer of a subnetwork and free its gradients."""
         index = self.subnetworks.index(subnetwork)
         mark(subnetwork=index, unit=None, phase="optimizer")
         optimizer = self.optimizers[index]

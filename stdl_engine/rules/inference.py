@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,13 @@ def mean_logits(model: nn.Module, frames: list[Tensor], rates: Tensor | None = N
     with borrowed(model.modules(), training=False, online=True, memory="lean"):
         if rates is None:
             return sum(model(frame) for frame in frames) / len(frames)
-        return sum(_measured(model, frame, rates, 1 / len(frames)) for frame in frames) / len(frames)
+        *units, head = model
+        return sum(head(measured(units, frame, rates, 1 / len(frames))) for frame in frames) / len(frames)
 
 
-def _measured(model: Any, x: Tensor, rates: Tensor, weight: float) -> Any:
-    *units, head = model
+def measured(units: Iterable[nn.Module], x: Tensor, rates: Tensor, weight: float) -> Tensor:
+    """The output of a row of units; `rates` gain the mean output of each, times that weight."""
     for number, unit in enumerate(units):
         x = unit(x)
         rates[number] += weight * x.mean(dtype=torch.float32)
-    return head(x)
+    return x

@@ -1,0 +1,131 @@
+"""Batch norm over the samples of all ranks that share a batch, per time step.
+
+PyTorch's own `SyncBatchNorm` refuses the CPU. Here the layers of a network stay what they are: for the time of a
+training step they take the class of a synchronised one, and are given back afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import batch_norm
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .faults import exchanging
+
+
+class _Normalise(torch.autograd.Function):
+    """y = weight · (x - mean) / √(var + eps) + bias with the mean and variance of all ranks' samples.
+
+    With g the gradient of y, x̂ = (x - mean) / √(var + eps), N all samples and pixels, and sums over those:
+    grad_x = weight / √(var + eps) · (g - Σg / N - x̂ · Σ(g · x̂) / N). The gradients of weight and bias are of this
+    rank's samples alone, as those of every other parameter are before they are exchanged.
+    """
+
+    @staticmethod
+    def forward(
+        ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, count: Tensor, layer
+    ) -> Tensor:
+        ctx.layer, ctx.group = layer, layer.ranks_group
+        ctx.save_for_backward(x, weight, mean, var, count)
+        return batch_norm(x, mean, var, weight, bias, False, 0.0, layer.eps)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, var, count = ctx.saved_tensors
+        eps = ctx.layer.eps
+        scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+        grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+            grad, x, scale, mean, var, None, None, False, eps, [True, True, True]
+        )
+        sums = torch.stack([grad_weight, grad_bias])
+        with exchanging():
+            dist.all_reduce(sums, group=ctx.group)
+        with_x, alone = sums / count
+        inverse = (var + eps).rsqrt()
+        slope = scale * inverse * inverse * with_x
+        offset = scale * inverse * alone - mean * slope
+        grad_x = grad_x - _by_channel(slope, x).to(x.dtype) * x - _by_channel(offset, x).to(x.dtype)
+        no_affine = weight is None
+        return grad_x, None if no_affine else grad_weight, None if no_affine else grad_bias, None, None, None, None
+
+
+class _Synchronised(_BatchNorm):
+    """What a batch norm layer is during a training step on several ranks. In evaluation mode it is as ever."""
+
+    ranks_group: dist.ProcessGroup
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        self._check_input_dim(x)
+        mean, var, count = self._statistics(x.detach())
+        if self.track_running_stats and self.running_mean is not None:
+            self._update(mean, var, count)
+        return _Normalise.apply(x, self.weight, self.bias, mean, var, count, self)
+
+    def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, variance and number of the elements of each channel on all ranks."""
+        full = x if x.dtype == torch.float64 else x.float()
+        own_var, own_mean = torch.var_mean(full, [0, *range(2, x.ndim)], correction=0)
+        own = torch.stack([own_mean, own_var, torch.full_like(own_mean, x.numel() / x.shape[1])])
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.ranks_group))]
+        with exchanging():
+            dist.all_gather(parts, own, group=self.ranks_group)
+        means, variances, counts = torch.stack(parts, 1)
+        count = counts.sum(0)
+        mean = (means * counts).sum(0) / count
+        var = ((variances + (means - mean) ** 2) * counts).sum(0) / count
+        return mean, var, count
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        self.num_batches_tracked.add_(1)
+        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.mul_(1 - share).add_(mean.to(self.running_mean.dtype), alpha=share)
+        unbiased = (var * (count / (count - 1))).to(self.running_var.dtype)
+        self.running_var.mul_(1 - share).add_(unbiased, alpha=share)
+
+
+class _Synchronised1d(_Synchronised, nn.BatchNorm1d):
+    pass
+
+
+class _Synchronised2d(_Synchronised, nn.BatchNorm2d):
+    pass
+
+
+KINDS = {nn.BatchNorm1d: _Synchronised1d, nn.BatchNorm2d: _Synchronised2d}
+
+
+def check_norms(modules: Iterable[nn.Module]) -> None:
+    """Reject batch norm layers that cannot be synchronised."""
+    for module in modules:
+        if isinstance(module, _BatchNorm) and type(module) not in KINDS:
+            raise ValueError(
+                f"a batch norm layer of the class {type(module).__name__} cannot be computed over all ranks: use "
+                "nn.BatchNorm2d or nn.BatchNorm1d, or leave sync_norm out."
+            )
+
+
+@contextlib.contextmanager
+def synchronised(modules: Iterable[nn.Module], group: dist.ProcessGroup) -> Iterator[None]:
+    """Inside, the batch norm layers among these modules compute over all ranks of a group."""
+    norms = [module for module in modules if type(module) in KINDS]
+    kinds = [type(norm) for norm in norms]
+    for norm, kind in zip(norms, kinds, strict=True):
+        norm.__class__, norm.ranks_group = KINDS[kind], group
+    try:
+        yield
+    finally:
+        for norm, kind in zip(norms, kinds, strict=True):
+            norm.__class__ = kind
+            del norm.ranks_group
+
+
+def _by_channel(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(1, -1, *(1 for _ in range(like.ndim - 2)))

@@ -1,0 +1,271 @@
+"""A learning rule on several ranks: subnetworks as stages of a pipeline, and batches spread over ranks.
+
+A stage receives what its first subnetwork reads and the labels, learns, sends on what its last subnetwork gives, and
+never hears back. While the next stage learns from that batch, this one learns from the next. Subnetworks exchange no
+gradient, so no weight is ever stale, and stages compute what one process computes, to the last bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..memory.spikes import Kept, keep, restore
+from ..neurons import borrowed
+from ..planning.subnetworks import Subnetwork
+from ..rules import Rule, StepResult
+from ..rules.batch import check_batch, split_frames
+from ..rules.inference import measured
+from .balance import balanced, counted_work
+from .gradients import SharedGradients, make_equal
+from .links import Message, Traffic
+from .norm import check_norms, synchronised
+from .ranks import Ranks
+from .states import WholeState
+from .wire import Wire, decode, encode
+
+
+@dataclass(frozen=True)
+class LabelledResult(StepResult):
+    """What one training step gives on the last stage, where the labels are not at hand otherwise."""
+
+    labels: Tensor
+
+
+class Halted(Exception):
+    """The first stage has ended the work, with these values."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.values = values
+
+
+class ParallelRule:
+    """A rule whose subnetworks, and whose batches, are spread over ranks. Every rank makes the same rule of the same
+    network and calls the same methods in the same order.
+
+    Args:
+        rule: STDL, ELL, DECOLLE or EvenLocal for several stages; any rule for one stage.
+        ranks: who is who.
+        work: of each subnetwork, relative to the others; stages get about equally much. By default multiply-adds are
+            counted.
+        ahead: how many batches may wait to be sent to the next stage before this one waits for it.
+        sync_norm: compute batch norm over the samples of all ranks that share a batch. With it several ranks learn what
+            one process learns from the same batches, to rounding; without, each normalises its own samples, and the
+            running statistics are those of the first of them.
+
+    From the first step on, a rank holds the weights and optimizers of its own stage alone.
+
+    Example:
+        >>> ranks = Ranks(stages=2)  # in each process that torchrun has started
+        >>> rule = ParallelRule(STDL(model, optimizer, sample), ranks)
+        >>> for x, y in batches:  # on stages that do not read data: None, None
+        ...     result = rule.step(x, y, T=4)  # None on all stages but the last
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        ranks: Ranks,
+        *,
+        work: Sequence[float] | None = None,
+        ahead: int = 2,
+        sync_norm: bool = False,
+    ) -> None:
+        self.rule, self.ranks = rule, ranks
+        self.sync_norm = sync_norm and ranks.data_group is not None
+        if self.sync_norm:
+            check_norms(rule.modules())
+        self.runs = balanced(counted_work(rule) if work is None else list(work), ranks.stages)
+        """The subnetworks of each stage."""
+        self.here = self.runs[ranks.stage]
+        self.mine: list[Subnetwork] = rule.subnetworks[self.here.start : self.here.stop]
+        self.units = [unit for subnetwork in self.mine for unit in subnetwork.units]
+        self.first_unit = sum(len(part.units) for part in rule.subnetworks[: self.here.start])
+        self._whole = WholeState(rule, self.here)
+        with self.ranks.explaining():
+            if ranks.data_group is not None:
+                for subnetwork in self.mine:
+                    make_equal(subnetwork, ranks.data_group, ranks.rank_of(ranks.stage, 0))
+                rule.exchange = SharedGradients(rule, ranks.data_group)
+            self._sender, self._receiver = ranks.sender(ahead), ranks.receiver()
+        self._next: Message | None = None
+        """What has been received and not been asked for yet."""
+
+    def step(self, x: Tensor | None, y: Tensor | None, T: int) -> LabelledResult | None:
+        """Train on one batch, or on this rank's part of it. The first stage is given x and y as `Rule.step` takes them,
+        the others are not; the last stage returns what came out, the others nothing."""
+        self._whole.release_others()
+        with self.ranks.explaining():
+            frames, y, losses = self._taken(x, y, T)
+            wires: list[Wire] = []
+
+            def learn(subnetwork: Subnetwork, t: int, frame: Kept) -> Kept:
+                output = self.rule.learn(subnetwork, t, frame)
+                if subnetwork is self.mine[-1] and self._sender is not None:
+                    wires.append(encode(output))
+                return output
+
+            with self._sharing():
+                own, logits = self.rule.train_on(self.mine, frames, y, T, learn)
+            losses = [*losses, *own]
+            if self._sender is not None:
+                self._pass_on("train", y, wires, losses=losses, T=T)
+                return None
+        return LabelledResult(losses[-1], losses, logits, y)
+
+    @contextlib.contextmanager
+    def _sharing(self) -> Iterator[None]:
+        """Inside, batch norm is that of all ranks if it was asked for, and an error leaves no gradients on their
+        way."""
+        norms = [m for part in self.mine for m in part.modules()] if self.sync_norm else []
+        try:
+            with synchronised(norms, self.ranks.data_group):
+                yield
+        except BaseException:
+            if self.rule.exchange is not None:
+                self.rule.exchange.forget()
+            raise
+
+    def _taken(self, x: Tensor | None, y: Tensor | None, T: int) -> tuple[Sequence[Kept], Tensor, list[Tensor]]:
+        """What the first subnetwork here reads, the labels, and the losses of the subnetworks before."""
+        if self._receiver is None:
+            if x is None or y is None:
+                raise ValueError("the first stage reads the data: give it x and y, and the other stages None.")
+            if self.rule.keeps_bytes:
+                self.rule.check_promise(x, T)
+            frames = split_frames(x, T, self.rule.network.in_shape)
+            check_batch(x, y, len(frames[0]), self.rule.network.head.num_classes, self.rule.modules())
+            return frames, y, []
+        message = self._received("train", T)
+        labels, losses, *maps = message.wires
+        return self._frames(maps), self._tensor(labels), list(self._tensor(losses))
+
+    @torch.no_grad()
+    def predict(
+        self, x: Tensor | None, T: int, labels: Tensor | None = None, rates: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Logits of the plain network in evaluation mode, the mean over T time steps, and the labels that were given
+        with x: on the last stage, nothing on the others. `rates`, one number per unit, gain the firing rate of each
+        unit that is here."""
+        self._whole.release_others()
+        with self.ranks.explaining(), self.rule.autocast():
+            if self._receiver is None:
+                labels = torch.zeros(0, dtype=torch.int64) if labels is None else labels
+                frames: Sequence[Kept] = split_frames(x, T, self.rule.network.in_shape)
+            else:
+                message = self._received("predict", T)
+                labels, *maps = message.wires
+                frames, labels = self._frames(maps), self._tensor(labels)
+            outputs = self._evaluated(frames, T, rates)
+            if self._sender is None:
+                return sum(outputs) / T, labels
+            self._pass_on("predict", labels, [encode(keep(output)) for output in outputs], T=T)
+            return None
+
+    def _evaluated(self, frames: Sequence[Kept], T: int, rates: Tensor | None) -> Iterator[Tensor]:
+        """What the units here, and on the last stage the head, give at each time step."""
+        modules = [m for part in (*self.units, self.rule.model[-1]) for m in part.modules()]
+        own = torch.zeros(len(self.units), device=self.rule.device) if rates is None else self._own(rates)
+        with borrowed(modules, training=False, online=True, memory="lean"):
+            for frame in frames:
+                output = measured(self.units, restore(frame), own, 1 / T) if rates is not None else self._run(frame)
+                yield self.rule.model[-1](output) if self._sender is None else output
+
+    def _run(self, frame: Kept) -> Tensor:
+        x = restore(frame)
+        for unit in self.units:
+            x = unit(x)
+        return x
+
+    def _own(self, rates: Tensor) -> Tensor:
+        return rates[self.first_unit : self.first_unit + len(self.units)]
+
+    def halt(self, **values: Any) -> None:
+        """On the first stage: end the work on all stages after the batches that they have; their next call raises
+        `Halted` with these values."""
+        if self._sender is not None:
+            with self.ranks.explaining():
+                self._sender.send(Message("halt", values=values))
+
+    def end_pass(self) -> None:
+        """On the first stage: say that an epoch, or a test set, is over, for `has_more` on the others to answer."""
+        if self._sender is not None:
+            with self.ranks.explaining():
+                self._sender.send(Message("pass ended"))
+
+    def has_more(self) -> bool:
+        """On other stages than the first: whether there is another batch in this pass, so that they need not know how
+        many there are; waits until that is known."""
+        with self.ranks.explaining():
+            self._next = self._next or self._receiver.receive()
+        if self._next.kind == "pass ended":
+            self._next = None
+            self.end_pass()
+            return False
+        if self._next.kind == "halt":
+            self.halt(**self._next.values)
+            raise Halted(self._next.values)
+        return True
+
+    def _received(self, kind: str, T: int) -> Message:
+        more, message, self._next = self.has_more(), self._next, None
+        if not more:
+            raise ValueError(f"stage {self.ranks.stage + 1} was asked for another batch, and the pass is over.")
+        if message.kind != kind or message.values["T"] != T:
+            raise ValueError(
+                f"stage {self.ranks.stage + 1} was asked to {kind} with {T} time steps, and the stage before to "
+                f"{message.kind} with {message.values['T']}: call the same methods on all ranks."
+            )
+        return message
+
+    def _pass_on(
+        self, kind: str, labels: Tensor, maps: list[Wire], *, T: int, losses: Sequence[Tensor] | None = None
+    ) -> None:
+        extra = [] if losses is None else [encode(torch.stack([loss.cpu() for loss in losses]))]
+        self._sender.send(Message(kind, [encode(labels), *extra, *maps], {"T": T}))
+
+    def _frames(self, wires: list[Wire]) -> Iterator[Kept]:
+        """The maps of a message one by one, each forgotten as it is handed on."""
+        wires.reverse()
+        while wires:
+            wire = wires.pop()
+            yield decode(wire.payload, wire.meta, self.rule.device)
+
+    def _tensor(self, wire: Wire) -> Tensor:
+        return decode(wire.payload, wire.meta, self.rule.device)
+
+    def advance_schedule(self) -> None:
+        """Step the learning-rate schedules of this stage's subnetworks."""
+        for scheduler in self.rule.schedulers[self.here.start : self.here.stop]:
+            scheduler.step()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """What `Rule.state_dict` gives in one process, put together from all stages: on the last one, nothing on the
+        others."""
+        with self.ranks.explaining():
+            parts = self.ranks.gathered(self._whole.own_state())
+        return None if parts is None else self._whole.joined(parts)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave, on however many ranks; before the first step."""
+        self._whole.load(state)
+
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        """What has gone over the links of this rank, by direction."""
+        ends = {"received": self._receiver, "sent": self._sender}
+        return {name: end.traffic for name, end in ends.items() if end is not None}
+
+    def close(self) -> None:
+        """Wait until everything has been sent and received, and end the links."""
+        self.rule.exchange = None
+        with self.ranks.explaining():
+            for end in (self._sender, self._receiver):
+                if end is not None:
+                    end.close()

@@ -1,0 +1,58 @@
+"""The state of a rule in parts: each stage holds its own, and all together are one checkpoint as of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..rules import Rule
+
+
+class WholeState:
+    """A rule of which one stage trains the subnetworks `here`, and the state of all of it."""
+
+    def __init__(self, rule: Rule, here: range) -> None:
+        self.rule, self.here = rule, here
+        self.released = False
+
+    def release_others(self) -> None:
+        """Free the weights and optimizers of the subnetworks that other stages train."""
+        if self.released or len(self.here) == len(self.rule.subnetworks):
+            return
+        self.released = True
+        for number, subnetwork in enumerate(self.rule.subnetworks):
+            if number not in self.here:
+                for tensor in (*subnetwork.parameters(), *subnetwork.buffers()):
+                    tensor.data = tensor.data.new_empty(0)
+                self.rule.optimizers[number].state.clear()
+
+    def own_state(self) -> dict[str, Any]:
+        """What this stage alone knows."""
+        rule, here = self.rule, slice(self.here.start, self.here.stop)
+        mine = {id(t) for part in rule.subnetworks[here] for t in (*part.parameters(), *part.buffers())}
+        model = {
+            name: tensor.detach().cpu()
+            for name, tensor in rule.model.state_dict(keep_vars=True).items()
+            if id(tensor) in mine
+        }
+        return {
+            "model": model,
+            "auxiliary": [part.classifier.state_dict() for part in rule.subnetworks[here] if not part.is_last],
+            "optimizers": [optimizer.state_dict() for optimizer in rule.optimizers[here]],
+            "schedulers": [scheduler.state_dict() for scheduler in rule.schedulers[here]],
+            "scalers": [scaler.state_dict() for scaler in rule.scalers[here]],
+        }
+
+    def joined(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """The state of the whole rule, from those of the stages in order; it is that of `Rule.state_dict`."""
+        model = {name: tensor for part in parts for name, tensor in part["model"].items()}
+        state = {"rule": type(self.rule).__name__, "plan": str(self.rule.plan)}
+        state["model"] = {name: model[name] for name in self.rule.model.state_dict()}
+        for kind in ("auxiliary", "optimizers", "schedulers", "scalers"):
+            state[kind] = [value for part in parts for value in part[kind]]
+        return state
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore the whole state; the parts of other stages go when they are released."""
+        if self.released:
+            raise ValueError("this rank has given up what other stages train: load a state before the first step.")
+        self.rule.load_state_dict(state)

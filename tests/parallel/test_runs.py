@@ -1,0 +1,121 @@
+"""One run on several ranks: one folder, the same numbers as in one process, and an end for all when one is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from stdl_engine import checkpoints, evaluate, load
+from stdl_engine.stopping import StopSignals
+from stdl_engine.train import command, main
+
+from .processes import run
+from .test_stages import assert_same_state
+
+SMALL = ["digits", "--width", "0.0625", "--steps", "2", "--epochs", "2", "--batch-size", "300", "--device", "cpu"]
+TIMES = ("train_seconds", "steady_seconds", "steady_samples", "samples_per_second")
+SIZES = ("peak_bytes", "predicted_bytes", "process_peak_bytes", "process_growth_bytes")
+
+
+def train(arguments: list[str], kill_after: int | None = None, victim: int = 1) -> int:
+    """The command on this rank, ended with what a shell would see; one rank is killed after so many batches."""
+    os.environ["WORLD_SIZE"] = str(torch.distributed.get_world_size())
+    if kill_after is not None and torch.distributed.get_rank() == victim:
+        from stdl_engine.parallel import ParallelRule
+
+        step, steps = ParallelRule.step, []
+
+        def dying(self, *batch):
+            steps.append(None)
+            if len(steps) > kill_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(self, *batch)
+
+        ParallelRule.step = dying
+    with StopSignals() as stop:
+        command(arguments, stop)
+    return 0
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    assert main([*SMALL, "--out", str(out)]) == 0
+    return out
+
+
+def state_of(folder: Path) -> dict:
+    return checkpoints.load_last(folder)[1]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """The same weights, optimizers and figures; times and sizes aside."""
+    first, second = state_of(one), state_of(other)
+    for name in ("rule", "epoch", "batch", "data", "config"):
+        assert_same_state(first[name], second[name], name)
+    for a, b in zip(first["rows"], second["rows"], strict=True):
+        kept = a.keys() - {*TIMES, *SIZES}
+        assert {name: a[name] for name in kept} == {name: b[name] for name in kept}
+
+
+def test_two_stages_write_the_run_of_one_process(alone, tmp_path, capsys):
+    out = tmp_path / "run"
+    run(2, train, [*SMALL, "--stages", "2", "--out", str(out)])
+    assert_same_run(alone, out)
+    written = {path.name.partition("-")[0] for path in out.iterdir()}
+    assert written == {path.name.partition("-")[0] for path in alone.iterdir()}
+    printed = capsys.readouterr().out
+    assert printed.count("epoch 2/2") == 1
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
+    assert len(list((out / "tensorboard").iterdir())) == 1
+    assert len(json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["ranks"]) == 2
+    weights = load(alone).state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in load(out).state_dict().items())
+    options = evaluate.Options(folder=out, device="cpu")
+    assert evaluate.evaluate(options)["test_accuracy"] == state_of(alone)["rows"][-1]["test_accuracy"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_all_and_the_rest_goes_on_anywhere(alone, tmp_path, capsys, victim):
+    out = tmp_path / "run"
+    codes = run(2, train, [*SMALL, "--stages", "2", "--out", str(out)], 6, victim, expect_errors=True)
+    assert codes == [-signal.SIGKILL if rank == victim else 2 for rank in range(2)]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stdl_engine.train:")]
+    assert len(said) == 1
+    assert f"rank {victim} ended or stands still without a word" in said[0]
+    assert not list(out.glob("*.tmp*"))
+    assert state_of(out)["epoch"] == 1
+    if victim:
+        run(3, train, ["--resume", str(out), "--stages", "3"])
+    else:
+        assert main(["--resume", str(out)]) == 0  # on one process
+    assert_same_run(alone, out)
+
+
+def test_two_ranks_share_a_run(alone, tmp_path):
+    out = tmp_path / "run"
+    run(2, train, [*SMALL, "--sync-norm", "--out", str(out)])
+    for one, other in zip(state_of(alone)["rows"], state_of(out)["rows"], strict=True):
+        assert other["samples"] == one["samples"]
+        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.05)
+    assert state_of(out)["batch"] == 0
+
+
+def test_an_error_of_one_rank_is_said_once(tmp_path, capsys):
+    out = tmp_path / "run"
+    codes = run(2, train, [*SMALL, "--rule", "bptt", "--stages", "2", "--out", str(out)], expect_errors=True)
+    assert codes == [2, 2]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stdl_engine.train:")]
+    assert len(said) == 1
+    assert "2 stages were asked for, and the network is cut into 1 subnetwork" in said[0]
+    assert not out.exists()
+
+
+def test_stages_without_torchrun_are_refused(capsys):
+    assert main(["digits", "--stages", "2"]) == 2
+    assert "torchrun --nproc-per-node 2" in capsys.readouterr().err
