@@ -17,17 +17,21 @@ from torch.nn.modules.utils import _pair
 from ..kernels.spike_conv import by_columns, is_weight_bound, spike_conv, spike_conv_weight_gradient, takes
 from .pieces import Carried, dense
 from .spikes import Bits, pack_saved, subsampled, unpack_saved
+from .still import StillImage
 from .strided import PixelsFirst, skips_pixels
 
 
 class _SpikeConv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, *settings) -> Tensor:
+    def forward(ctx, x: Tensor, weight: Tensor, known: Tensor | None, *settings) -> Tensor:
+        """`known` is the output, where it was computed before."""
         ctx.kept, ctx.shape, ctx.settings = pack_saved(x), x.shape, settings
         ctx.channels_last = torch.channels_last in (suggest_memory_format(x), suggest_memory_format(weight))
         ctx.save_for_backward(weight)
         stride, padding, dilation, *_, groups = settings
         ctx.from_bits = isinstance(ctx.kept, Bits) and takes(x, weight, dilation, groups)
+        if known is not None:
+            return known.view_as(known)
         if ctx.from_bits:
             return spike_conv(ctx.kept.small, weight, x.shape, stride, padding)
         return torch.ops.aten.convolution(x, weight, None, *settings)
@@ -52,7 +56,7 @@ class _SpikeConv(torch.autograd.Function):
         del kept  # where the input was kept whole, it makes room for its gradient
         if ctx.needs_input_grad[0]:
             grad_x = _input_gradient(ctx, grad, weight)
-        return grad_x, grad_weight, *(None for _ in ctx.settings)
+        return grad_x, grad_weight, None, *(None for _ in ctx.settings)
 
 
 def _input_gradient(ctx, grad: Tensor, weight: Tensor) -> Tensor:
@@ -109,11 +113,13 @@ class SpikeConv2d(PixelsFirst):
     input is made (not with a bias, or padding other than zeros: those take PyTorch's own way back)."""
 
     memory_form: str | None = None
+    still: StillImage | None = None
+    """Set while an image is shown at every time step, which is convolved once."""
     reads_carried = True
     """Whether it takes a map as `Carried`."""
 
     def forward(self, x: Tensor | Carried) -> Tensor:
-        x = dense(x)
+        image = x = dense(x)
         ordinary = self.bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
         lean = self.memory_form == "lean" and ordinary and not torch.compiler.is_compiling()
         if not lean:
@@ -126,7 +132,12 @@ class SpikeConv2d(PixelsFirst):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
         stride, padding, dilation = (list(pair) for pair in (stride, self.padding, self.dilation))
-        return _SpikeConv.apply(x, weight, stride, padding, dilation, False, [0, 0], self.groups)
+        settings = stride, padding, dilation, False, [0, 0], self.groups
+        if self.still is None or self.still.image is not image:
+            return _SpikeConv.apply(x, weight, None, *settings)
+        y = _SpikeConv.apply(x, weight, self.still.output, *settings)
+        self.still.output = y.detach()
+        return y
 
 
 class SpikeAvgPool2d(nn.AvgPool2d):

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..memory.spikes import Kept, saving
+from ..memory.still import StillImage, showing
 from ..memory.strided import taking_pixels_first
 from ..memory.tracker import mark
 from ..neurons import borrowed, reset_states
@@ -31,6 +32,7 @@ from .checks import check_subnetworks, check_tensors
 from .finite import GuardedSteps
 from .inference import mean_logits
 from .recompute import OnlineStep
+from .still import first_convolution
 
 MEMORY = ("lean", "paper")
 ORDERS = ("subnetwork", "time")
@@ -208,7 +210,7 @@ class Rule:
         frames = split_frames(x, T, self.network.in_shape)
         check_batch(x, y, len(frames[0]), self.network.head.num_classes, self.modules())
         run = time_major if self.order == "time" else subnetwork_major
-        with self.started(y, T), self.autocast():
+        with self.started(y, T, still=frames[0] if x is frames[0] else None), self.autocast():
             run(self.subnetworks, frames, self.learn, self.finish)
             losses = [self._losses[part] for part in self.subnetworks]
             return StepResult(losses[-1], losses, self._logits / T)
@@ -234,8 +236,9 @@ class Rule:
             )
 
     @contextlib.contextmanager
-    def started(self, y: Tensor, T: int) -> Iterator[None]:
-        """A context in which subnetworks may `learn` and `finish` one batch of T time steps; the model is borrowed."""
+    def started(self, y: Tensor, T: int, still: Tensor | None = None) -> Iterator[None]:
+        """A context in which subnetworks may `learn` and `finish` one batch of T time steps; the model is borrowed.
+        `still` is the network's input, if it is the same at every time step."""
         self._guard.check()
         gradients = [(p, p.grad) for part in self.subnetworks for p in part.parameters()]
         _set_gradients((p, None) for p, _ in gradients)
@@ -249,7 +252,7 @@ class Rule:
         }
         modules = list(self.modules())
         borrowing = borrowed(modules, training=True, online=self.online, memory=self.memory)
-        with borrowing, taking_pixels_first(modules):
+        with borrowing, taking_pixels_first(modules), self._showing(still, T) as self._still:
             try:
                 yield
             except BaseException:
@@ -261,6 +264,17 @@ class Rule:
                 _set_gradients(gradients)
                 torch.clear_autocast_cache()
                 del self._labels, self._losses, self._logits, self._unfinished, self._flows, self._levels
+                self._still = None
+
+    def _showing(self, image: Tensor | None, T: int) -> contextlib.AbstractContextManager[StillImage | None]:
+        """The context in which the network's input is convolved once, if it is the same at every time step and that
+        takes no more memory: not where the first stage runs again in backward, so that nothing is held of it, or where
+        other subnetworks run between its time steps."""
+        first, unit = self.subnetworks[0], self.model[0]
+        is_free = not self._levels[first][0] and (self.order == "subnetwork" or len(self.subnetworks) == 1)
+        if image is None or T == 1 or self.memory != "lean" or first.units[0] is not unit or not is_free:
+            return contextlib.nullcontext()
+        return showing(image, first_convolution(unit))
 
     def autocast(self, device: str | None = None) -> contextlib.AbstractContextManager:
         """The context that computes in this rule's precision, on its own kind of device or on another."""
@@ -319,6 +333,8 @@ class Rule:
         """After all time steps of a subnetwork: its optimizer steps, its gradients and states are freed."""
         reset_states(subnetwork)
         index = self.subnetworks.index(subnetwork)
+        if self._still is not None:
+            self._still.forget()  # only the first subnetwork sees the image, and it is the first to finish
         mark(subnetwork=index, unit=None, phase="optimizer")
         optimizer = self.optimizers[index]
         if self.scalers:
