@@ -258,7 +258,7 @@ def start_up(name: str) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         caches = {
             key: f"{folder}/{key}"
-            for key in ("NUMBA_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+            for key in ("STDL_KERNEL_CACHE", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
         }
         environment = {**os.environ, **caches}
         return _new_process(name, environment), _new_process(name, environment)

@@ -22,6 +22,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from . import cpu_cache
+
 CHUNK = 32768
 """Neurons a worker takes at a time: 128 KiB a float32 operand, so a chunk's operands stay in the second-level cache."""
 
@@ -97,10 +99,18 @@ _C_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def compile_kernel(body: Callable, record: type[ctypes.Structure]) -> Kernel:
-    """Compile `body(record_pointer)` to a C function; `record` starts with an int64 ticket."""
-    entry: Any = numba.cfunc(types.void(types.CPointer(numba.from_dtype(np.dtype(record)))), **_OPTIONS)(body)
-    function: Any = _C_FUNCTION(entry.address)
-    function.address, function.keep_alive = entry.address, entry
+    """Compile `body(record_pointer)` to a C function, or find it on disk; `record` starts with an int64 ticket."""
+    path = cpu_cache.place_of(body, record)
+    kept = None if path is None else cpu_cache.read(path)
+    if kept is not None:
+        keep_alive, place = kept
+    else:
+        keep_alive = numba.cfunc(types.void(types.CPointer(numba.from_dtype(np.dtype(record)))), **_OPTIONS)(body)
+        place = keep_alive.address
+        if path is not None:
+            cpu_cache.write(path, keep_alive)
+    function: Any = _C_FUNCTION(place)
+    function.address, function.keep_alive = place, keep_alive
     return function
 
 

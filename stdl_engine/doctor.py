@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from . import __version__
 from .extras import EXTRAS, PACKAGES
-from .kernels import dispatch
+from .kernels import cpu_cache, dispatch
 from .kernels.bits import reference as bits_reference
 from .kernels.bits import unpack
 from .kernels.cpu_threads import compile_kernel, enlist, run_on, thread_pool
@@ -85,6 +85,7 @@ def cpu() -> Iterator[tuple[str, str]]:
     yield "LLVM targets", os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
     yield "backend", dispatch.choose("auto", torch.device("cpu"))
     yield "threads", f"{threads_that_run()} of {torch.get_num_threads()} ran a kernel ({thread_pool()})"
+    yield "compiled kernels", str(cpu_cache.folder() or "not kept")
 
 
 class _Enlisted(ctypes.Structure):

@@ -15,7 +15,17 @@ from stdl_engine.kernels.lif import cpu
 def test_report(capsys):
     assert doctor.main() == 0
     printed = capsys.readouterr().out
-    for word in ("torch", "numba", "vector features", "threads", "GPU", "spikingjelly", "lif step, cpu", "spike_conv"):
+    for word in (
+        "torch",
+        "numba",
+        "vector features",
+        "threads",
+        "compiled kernels",
+        "GPU",
+        "spikingjelly",
+        "lif step, cpu",
+        "spike_conv",
+    ):
         assert word in printed
     assert "all kernels agree." in printed
     assert "FAILED" not in printed

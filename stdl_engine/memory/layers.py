@@ -20,18 +20,22 @@ from torch.nn.modules.utils import _pair
 from ..kernels.spike_conv import by_columns, is_weight_bound, spike_conv, spike_conv_weight_gradient, takes
 from .pieces import Carried, dense
 from .spikes import Bits, pack_saved, subsampled, unpack_saved
+from .still import StillImage
 from .strided import PixelsFirst, skips_pixels
 
 
 class _SpikeConv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bits: Bits | None, *settings: Any) -> Tensor:
-        """With `bits` that can be convolved, x is read by nobody and only says where the gradient goes."""
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bits: Bits | None, known: Tensor | None, *settings: Any) -> Tensor:
+        """With `bits` that can be convolved, x is read by nobody and only says where the gradient goes. `known` is the
+        output, where it was computed before."""
         ctx.kept, ctx.shape, ctx.settings = pack_saved(x) if bits is None else bits, x.shape, settings
         ctx.channels_last = torch.channels_last in (suggest_memory_format(x), suggest_memory_format(weight))
         ctx.save_for_backward(weight)
         stride, padding, dilation, *_, groups = settings
         ctx.from_bits = isinstance(ctx.kept, Bits) and _takes(ctx.kept, weight, dilation, groups)
+        if known is not None:
+            return known.view_as(known)
         if ctx.from_bits:
             ctx.channels_last = True
             return spike_conv(ctx.kept.small, weight, x.shape, stride, padding)
@@ -57,7 +61,7 @@ class _SpikeConv(torch.autograd.Function):
         del kept  # where the input was kept whole, it makes room for its gradient
         if ctx.needs_input_grad[0]:
             grad_x = _input_gradient(ctx, grad, weight)
-        return grad_x, grad_weight, None, *(None for _ in ctx.settings)
+        return grad_x, grad_weight, None, None, *(None for _ in ctx.settings)
 
 
 def _takes(bits: Bits, weight: Tensor, dilation: Sequence[int], groups: int) -> bool:
@@ -118,6 +122,8 @@ class SpikeConv2d(PixelsFirst):
     input is made (not with a bias, or padding other than zeros: those take PyTorch's own way back)."""
 
     memory_form: str | None = None
+    still: StillImage | None = None
+    """Set while an image is shown at every time step, which is convolved once."""
     reads_carried = True
     """Whether it takes a map as `Carried`."""
 
@@ -131,18 +137,24 @@ class SpikeConv2d(PixelsFirst):
             way, bits = found
             if _takes(bits, self.weight, self.dilation, self.groups) and not torch.is_autocast_enabled("cpu"):
                 return self._convolved(way, self.weight, bits, stride)
-        x = dense(carried)
+        image = x = dense(carried)
         if skips_pixels(self):
             x, stride = _Pixels.apply(x, *stride), (1, 1)
         weight = self.weight
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
-        return self._convolved(x, weight, None, stride)
+        if self.still is None or self.still.image is not image:
+            return self._convolved(x, weight, None, stride)
+        y = self._convolved(x, weight, None, stride, self.still.output)
+        self.still.output = y.detach()
+        return y
 
-    def _convolved(self, x: Tensor, weight: Tensor, bits: Bits | None, stride: tuple[int, ...]) -> Tensor:
+    def _convolved(
+        self, x: Tensor, weight: Tensor, bits: Bits | None, stride: tuple[int, ...], known: Tensor | None = None
+    ) -> Tensor:
         sizes = [list(pair) for pair in (stride, self.padding, self.dilation)]
-        return _SpikeConv.apply(x, weight, bits, *sizes, False, [0, 0], self.groups)
+        return _SpikeConv.apply(x, weight, bits, known, *sizes, False, [0, 0], self.groups)
 
 
 class SpikeAvgPool2d(nn.AvgPool2d):

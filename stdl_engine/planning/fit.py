@@ -235,7 +235,7 @@ class Fitting(Trials):
                 until_units_end.append(tracker.peak - start)
 
         tracker.on_change = note_end
-        with rule.started(self.y, self.T), tracker:
+        with rule.started(self.y, self.T, still=x if self.x is x else None), tracker:
             for t in range(min(self.T, 2)):
                 tracker.peak = tracker.current
                 output = small_tensor(rule.learn(subnetwork, t, x)).nbytes

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..memory.spikes import Kept, saving
+from ..memory.still import StillImage, showing
 from ..memory.strided import taking_pixels_first
 from ..memory.tracker import mark
 from ..neurons import borrowed, reset_states
@@ -32,6 +33,7 @@ from .checks import check_recompute, check_subnetworks, check_tensors
 from .finite import GuardedSteps
 from .inference import mean_logits
 from .recompute import OnlineStep
+from .still import first_convolution
 
 MEMORY = ("lean", "paper")
 ORDERS = ("subnetwork", "time")
@@ -235,7 +237,7 @@ class Rule:
         losses, and the network's mean logits if its last one is among them. `learn` is called in place of the rule's
         own."""
         run = time_major if self.order == "time" else subnetwork_major
-        with self.started(y, T), self.autocast():
+        with self.started(y, T, still=_still_image(frames)), self.autocast():
             run(subnetworks, frames, learn or self.learn, self.finish)
             if self.exchange is not None:
                 self.exchange.end()
@@ -265,8 +267,9 @@ class Rule:
             )
 
     @contextlib.contextmanager
-    def started(self, y: Tensor, T: int) -> Iterator[None]:
-        """A context in which subnetworks may `learn` and `finish` one batch of T time steps; the model is borrowed."""
+    def started(self, y: Tensor, T: int, still: Tensor | None = None) -> Iterator[None]:
+        """A context in which subnetworks may `learn` and `finish` one batch of T time steps; the model is borrowed.
+        `still` is the network's input, if it is the same at every time step."""
         self._guard.check()
         gradients = [(p, p.grad) for part in self.subnetworks for p in part.parameters()]
         _set_gradients((p, None) for p, _ in gradients)
@@ -280,7 +283,7 @@ class Rule:
         }
         modules = list(self.modules())
         borrowing = borrowed(modules, training=True, online=self.online, memory=self.memory)
-        with borrowing, taking_pixels_first(modules):
+        with borrowing, taking_pixels_first(modules), self._showing(still, T) as self._still:
             try:
                 yield
             except BaseException:
@@ -292,6 +295,17 @@ class Rule:
                 _set_gradients(gradients)
                 torch.clear_autocast_cache()
                 del self._labels, self._losses, self._logits, self._unfinished, self._flows, self._levels
+                self._still = None
+
+    def _showing(self, image: Tensor | None, T: int) -> contextlib.AbstractContextManager[StillImage | None]:
+        """The context in which the network's input is convolved once, if it is the same at every time step and that
+        takes no more memory: not where the first stage runs again in backward, so that nothing is held of it, or where
+        other subnetworks run between its time steps."""
+        first, unit = self.subnetworks[0], self.model[0]
+        is_free = not self._levels[first][0] and (self.order == "subnetwork" or len(self.subnetworks) == 1)
+        if image is None or T == 1 or self.memory != "lean" or first.units[0] is not unit or not is_free:
+            return contextlib.nullcontext()
+        return showing(image, first_convolution(unit))
 
     def autocast(self, device: str | None = None) -> contextlib.AbstractContextManager:
         """The context that computes in this rule's precision, on its own kind of device or on another."""
@@ -358,6 +372,8 @@ class Rule:
     def update(self, subnetwork: Subnetwork) -> None:
         """Step the optimizer of a subnetwork and free its gradients."""
         index = self.subnetworks.index(subnetwork)
+        if self._still is not None:
+            self._still.forget()  # only the first subnetwork sees the image, and it is the first to finish
         mark(subnetwork=index, unit=None, phase="optimizer")
         optimizer = self.optimizers[index]
         if self.scalers:
@@ -440,6 +456,13 @@ class Rule:
         ):
             for owner, values in zip(owners, state[kind], strict=True):
                 owner.load_state_dict(values)  # type: ignore[attr-defined]  # all four kinds have it
+
+
+def _still_image(frames: Iterable[Kept]) -> Tensor | None:
+    """What is shown at every time step, if it is always the same tensor."""
+    if not isinstance(frames, Sequence) or not isinstance(frames[0], Tensor):
+        return None
+    return frames[0] if all(frame is frames[0] for frame in frames) else None
 
 
 def _set_gradients(gradients: Iterable[tuple[nn.Parameter, Tensor | None]]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
+from ..memory.still import showing
 from ..neurons import borrowed
+from .still import first_convolution
 
 
 @torch.no_grad()
@@ -17,7 +20,9 @@ def mean_logits(model: nn.Module, frames: list[Tensor], rates: Tensor | None = N
 
     `rates`, one number for each unit, gain the mean output of each, which is its firing rate.
     """
-    with borrowed(model.modules(), training=False, online=True, memory="lean"):
+    is_still = len(frames) > 1 and all(frame is frames[0] for frame in frames)
+    shown = showing(frames[0], first_convolution(model[0])) if is_still else contextlib.nullcontext()
+    with borrowed(model.modules(), training=False, online=True, memory="lean"), shown:
         if rates is None:
             return sum(model(frame) for frame in frames) / len(frames)
         *units, head = model

@@ -1,0 +1,38 @@
+"""A still image, shown at every time step: the first convolution gives the same map each time, and runs once.
+
+Every time step goes back by itself, so gradients are the same to the last bit. The map takes no room of its own: it is
+what batch norm keeps for backward anyway, through time once instead of once per time step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+
+class StillImage:
+    """An image, and what one convolution gave for it."""
+
+    def __init__(self, image: Tensor) -> None:
+        self.image = image
+        self.output: Tensor | None = None
+
+    def forget(self) -> None:
+        """Free the map, when no time step will ask for it."""
+        self.output = None
+
+
+@contextlib.contextmanager
+def showing(image: Tensor, conv: nn.Module | None) -> Iterator[StillImage | None]:
+    """Inside, this convolution (a `SpikeConv2d`, if there is one) of this image runs once, as long as what it gave is
+    not forgotten."""
+    if conv is None:
+        yield None
+        return
+    conv.still = StillImage(image)
+    try:
+        yield conv.still
+    finally:
+        conv.still = None
