@@ -67,7 +67,7 @@ def place_of(body: Callable, record: type[ctypes.Structure]) -> Path | None:
         return None
     found = hashlib.sha256(_surroundings())
     try:
-        for part in (*_described(body), *(f"{name}:{kind}" for name, kind in record._fields_)):
+        for part in (*_described(body), *(f"{name}:{kind}" for name, kind, *_ in record._fields_)):
             found.update(part.encode() + b"\0")
     except Unknown:
         return None

@@ -105,8 +105,8 @@ def compile_kernel(body: Callable, record: type[ctypes.Structure]) -> Kernel:
     if kept is not None:
         keep_alive, place = kept
     else:
-        keep_alive = numba.cfunc(types.void(types.CPointer(numba.from_dtype(np.dtype(record)))), **_OPTIONS)(body)
-        place = keep_alive.address
+        entry: Any = numba.cfunc(types.void(types.CPointer(numba.from_dtype(np.dtype(record)))), **_OPTIONS)(body)
+        keep_alive, place = entry, entry.address
         if path is not None:
             cpu_cache.write(path, keep_alive)
     function: Any = _C_FUNCTION(place)

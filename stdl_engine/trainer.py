@@ -124,7 +124,7 @@ class Trainer:
                     raise self._diverged(error.what) from error
                 self.trained_here += 1
                 if result is not None:
-                    correct = (result.logits.argmax(1).cpu() == y).sum().item()
+                    correct = int((result.logits.argmax(1).cpu() == y).sum())
                     now = time.perf_counter()
                     self.meter.add(losses, correct, len(y), now - start, steady=self.trained_here > UNSTEADY)
                     start = now

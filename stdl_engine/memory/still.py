@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
+
+
+class HasStill(Protocol):
+    """A convolution that may run once (`SpikeConv2d`)."""
+
+    still: StillImage | None
 
 
 class StillImage:
@@ -25,14 +32,14 @@ class StillImage:
 
 
 @contextlib.contextmanager
-def showing(image: Tensor, conv: nn.Module | None) -> Iterator[StillImage | None]:
+def showing(image: Tensor, conv: HasStill | None) -> Iterator[StillImage | None]:
     """Inside, this convolution (a `SpikeConv2d`, if there is one) of this image runs once, as long as what it gave is
     not forgotten."""
     if conv is None:
         yield None
         return
-    conv.still = StillImage(image)
+    still = conv.still = StillImage(image)
     try:
-        yield conv.still
+        yield still
     finally:
         conv.still = None

@@ -108,7 +108,7 @@ def predict(
 
 def _fake_rule(
     rule: Callable[..., Trainable], model: nn.Sequential, optimizer: Callable[..., Optimizer],
-    sample: Tensor | tuple[int, ...], T: int, *, sequence: bool, **options,
+    sample: Tensor | tuple[int, ...], T: int, *, sequence: bool, **options: Any,
 ) -> tuple[Trainable, Tensor, Tensor]:  # fmt: skip
     """A rule on fake tensors, and a batch for it."""
     x = fake_like(sample) if isinstance(sample, Tensor) else torch.empty(sample, dtype=dtype_of(model))
@@ -189,7 +189,7 @@ class Recording:
 
 def record(
     rule: Callable[..., Trainable], model: nn.Sequential, optimizer: Callable[..., Optimizer],
-    sample: Tensor | tuple[int, ...], T: int, *, sequence: bool = False, **options,
+    sample: Tensor | tuple[int, ...], T: int, *, sequence: bool = False, **options: Any,
 ) -> Recording:  # fmt: skip
     """Every byte of the step that `predict` gives the peak of, with what it is; arguments are those of `predict`."""
     with faking():

@@ -228,6 +228,7 @@ class Rule:
         frames = split_frames(x, T, self.network.in_shape)
         check_batch(x, y, len(frames[0]), self.network.head.num_classes, self.modules())
         losses, logits = self.train_on(self.subnetworks, frames, y, T)
+        assert logits is not None, "the last subnetwork is among all of them"
         return StepResult(losses[-1], losses, logits)
 
     def train_on(

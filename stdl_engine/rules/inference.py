@@ -14,7 +14,7 @@ from .still import first_convolution
 
 
 @torch.no_grad()
-def mean_logits(model: nn.Module, frames: list[Tensor], rates: Tensor | None = None) -> Tensor:
+def mean_logits(model: nn.Sequential, frames: list[Tensor], rates: Tensor | None = None) -> Tensor:
     """What a model in evaluation mode says of a batch, the mean over its frames in time; the model is given back as it
     was.
 
@@ -22,11 +22,14 @@ def mean_logits(model: nn.Module, frames: list[Tensor], rates: Tensor | None = N
     """
     is_still = len(frames) > 1 and all(frame is frames[0] for frame in frames)
     shown = showing(frames[0], first_convolution(model[0])) if is_still else contextlib.nullcontext()
+    total: Tensor | float = 0.0
     with borrowed(model.modules(), training=False, online=True, memory="lean"), shown:
-        if rates is None:
-            return sum(model(frame) for frame in frames) / len(frames)
-        *units, head = model
-        return sum(head(measured(units, frame, rates, 1 / len(frames))) for frame in frames) / len(frames)
+        for frame in frames:
+            if rates is None:
+                total = total + model(frame)
+            else:
+                total = total + model[-1](measured(model[:-1], frame, rates, 1 / len(frames)))
+    return torch.as_tensor(total) / len(frames)
 
 
 def measured(units: Iterable[nn.Module], x: Tensor, rates: Tensor, weight: float) -> Tensor:
