@@ -40,7 +40,7 @@ class Choice:
     given: tuple[Path, ...] = ()
     """Folders of runs to look at in place of training some."""
     stated_rules: bool = False
-    trace_of: str | None = None
+    """Whether the rules were named, and so must be among the runs that were given."""
 
 
 class Study:
