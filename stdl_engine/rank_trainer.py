@@ -20,6 +20,7 @@ from .data.loader import generator_for
 from .memory.tracker import Tracker
 from .meter import Meter
 from .parallel import Halted, ParallelRule, Ranks
+from .parallel.forecast import forecast
 from .printer import Printer
 from .recipes import Recipe, as_dict
 from .rules import StepResult
@@ -41,6 +42,9 @@ class RankTrainer(Trainer):
         self.ranks = ranks
         super().__init__(recipe, data, folder, printer, stop)
         self.stop.patient = True
+        if ranks.stages > 1:
+            here = forecast(self.rule, ranks.stages, recipe.steps, sequence=self.recipe.events).stages[ranks.stage]
+            self.predicted = replace(self.predicted, peak_bytes=here.peak_bytes)
         self.parallel = ParallelRule(self.rule, ranks, sync_norm=recipe.sync_norm)
         self._seed_this_rank()
 
@@ -170,6 +174,7 @@ class RankTrainer(Trainer):
     def _halt(self, number: int) -> NoReturn:
         self._check_weights()
         self.save()
+        self.ranks.meet()  # torchrun ends all others when the first has ended, and one of them writes
         raise Stopped(number, f": go on by --resume {self.folder.path}")
 
     def save(self) -> None:

@@ -166,6 +166,12 @@ class Ranks:
             dist.gather_object(value, values, dst=0)
         return values
 
+    def meet(self) -> None:
+        """Wait until all ranks have come here."""
+        if self.world > 1:
+            with self.exchanging():
+                dist.barrier()
+
     def ask_to_stop(self, number: int) -> None:
         """Leave word for the first stages that this rank was asked to stop, by a signal of that number."""
         if self.pulse is not None:
@@ -179,9 +185,8 @@ class Ranks:
 
     def close(self) -> None:
         """Wait for the others to come to an end, and leave them if this process joined them here."""
-        if self.world > 1:
-            with self.exchanging():
-                dist.barrier()
+        self.meet()
+        if self.pulse is not None:
             self.pulse.end()
         if self._opened:
             dist.destroy_process_group()

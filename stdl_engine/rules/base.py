@@ -166,7 +166,7 @@ class Rule:
         twin = copy.copy(self)
         twin.network, twin.model, twin.plan = network, network.model, plan
         twin._assemble()
-        twin.schedulers, twin.scalers = [], []
+        twin.schedulers, twin.scalers, twin.exchange = [], [], None
         return twin
 
     def read_budget(self, budget: float | str | Budget | None) -> Budget | None:
