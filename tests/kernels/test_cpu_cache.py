@@ -97,6 +97,18 @@ def test_it_can_be_switched_off(monkeypatch, compiled):
     assert len(compiled) == 2
 
 
+def test_a_user_without_a_home(monkeypatch):
+    def homeless():
+        raise RuntimeError
+
+    monkeypatch.delenv(cpu_cache.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
+    assert cpu_cache.folder() == cpu_cache.Path("somewhere/stdl-engine/kernels")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(cpu_cache.Path, "home", homeless)
+    assert cpu_cache.folder() is None
+
+
 def test_a_killed_writer_leaves_no_kernel(home, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
