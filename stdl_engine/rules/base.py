@@ -300,10 +300,10 @@ class Rule:
 
     def _showing(self, image: Tensor | None, T: int) -> contextlib.AbstractContextManager[StillImage | None]:
         """The context in which the network's input is convolved once, if it is the same at every time step and that
-        takes no more memory: not where the first stage runs again in backward, so that nothing is held of it, or where
-        other subnetworks run between its time steps."""
+        takes no more memory: not where other subnetworks run between its time steps, or stages of its own run again in
+        backward, as what a mixture of those takes is added up from stages that hold nothing between time steps."""
         first, unit = self.subnetworks[0], self.model[0]
-        is_free = not self._levels[first][0] and (self.order == "subnetwork" or len(self.subnetworks) == 1)
+        is_free = not any(self._levels[first]) and (self.order == "subnetwork" or len(self.subnetworks) == 1)
         if image is None or T == 1 or self.memory != "lean" or first.units[0] is not unit or not is_free:
             return contextlib.nullcontext()
         return showing(image, first_convolution(unit))
