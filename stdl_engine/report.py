@@ -27,11 +27,12 @@ import torch
 from .extras import extra
 
 with extra("train", __name__):
-    from .analysis import ANALYSES, Section, Study, Trained
+    from .analysis import ANALYSES
     from .analysis.charts import standalone
+    from .analysis.exhibits import Section
     from .analysis.page import page
-    from .analysis.runs_of_report import command_of, in_words, train_missing
-    from .analysis.study import Choice
+    from .analysis.runs_of_report import Trained, command_of, in_words, train_missing
+    from .analysis.study import Choice, Study
     from .command_line import given, parse, recipe_in, run_command, with_config
     from .comparison import COMPARED, SEEDS
     from .locked_folder import LockedFolder
@@ -180,9 +181,10 @@ def write(
         if str(path.relative_to(folder.path)) not in files:
             path.unlink()  # of a report before this one, which had other figures
     commands = [shlex.join(typed), *(command_of(run.recipe, run.path) for run in runs if run not in study.given)]
+    packages = versions()
     made_with = {
         "commit": commit(),
-        "versions": versions(),
+        "versions": packages,
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
     }
     values = {
@@ -196,7 +198,7 @@ def write(
         **made_with,
     }
     folder.write("report.json", json.dumps(values, indent=1) + "\n")
-    end = ", ".join(f"{name} {number}" for name, number in made_with["versions"].items())
+    end = ", ".join(f"{name} {number}" for name, number in packages.items())
     lead = f"{study.described()}."
     if study.choice.seeds > 1:
         lead += " Figures are means over seeds; ± is the standard deviation of a sample."

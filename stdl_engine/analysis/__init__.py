@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from . import ablations, budgets, cka, neurons, probe, rates, rules, steps, trace
 from .exhibits import Section
-from .study import Study, Trained
+from .runs_of_report import Trained
+from .study import Study
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from ..recipes import RECIPES, Recipe, by_rule
 from . import charts, published
 from .budgets import plan_for
 from .exhibits import Exhibit, Section, mean_of, said
-from .study import Study, Trained
+from .runs_of_report import Trained
+from .study import Study
 
 PAPERS = "cifar10"
 """The recipe that memory is predicted for: ResNet-18, batch 512, T=4."""
@@ -92,6 +93,7 @@ def analyse(study: Study) -> Section:
         found = [run.summary["test_accuracy"] for run in runs]
         peak = study.peak(papers_recipe(row))["peak_bytes"]
         accuracy, deviation = mean_of(found)
+        assert accuracy is not None, "there is a run for each seed"
         values.append((row.label, accuracy, deviation, same, runs[0].summary["peak_bytes"], peak))
         accuracies.append((row.label, 100 * accuracy, 100 * deviation if deviation else None))
         peaks.append((row.label, peak / 1e9, None))

@@ -13,7 +13,8 @@ from ..planning.plan import BudgetError, Plan, plan_of_layers, plan_within
 from ..planning.published import published_rows
 from ..recipes import Recipe, by_rule
 from .exhibits import Section
-from .study import Study, Trained
+from .runs_of_report import Trained
+from .study import Study
 from .sweeps import Point, exhibit
 
 FRACTIONS = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.2)
@@ -26,6 +27,7 @@ def plan_for(recipe: Recipe, budget: str) -> Plan:
     meant = parse_budget(budget)
     if meant.published:
         return plan_of_layers(network, published_rows(network.model))
+    assert meant.fraction is not None, "callers refuse budgets in bytes"
     return plan_within(network, meant.fraction * network.total, VARIANTS[recipe.variant], recipe.layerwise)
 
 

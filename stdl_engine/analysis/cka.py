@@ -22,7 +22,8 @@ from torch import Tensor
 from . import charts
 from .exhibits import Exhibit, Section, mean_of
 from .features import mean_maps
-from .study import Study, Trained
+from .runs_of_report import Trained
+from .study import Study
 
 SAMPLES, BATCH = 1024, 128
 """Test samples that are looked at, at most, and how many at a time."""
@@ -55,8 +56,8 @@ class Similarity:
     """CKA between all units of one network and all units of another, from minibatches one after the other."""
 
     def __init__(self) -> None:
-        self._cross: Tensor | float = 0.0
-        self._own: list[Tensor | float] = [0.0, 0.0]
+        self._cross = torch.zeros(())
+        self._own = [torch.zeros(()), torch.zeros(())]
 
     def add(self, first: Tensor, second: Tensor) -> None:
         """A minibatch: the centred Gram matrices of each network's units, [units, n²], for the same n samples."""

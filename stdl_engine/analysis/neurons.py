@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..neurons import NEURONS
 from . import published
 from .exhibits import Section
-from .study import Study, Trained
+from .runs_of_report import Trained
+from .study import Study
 from .sweeps import Point, exhibit
 
 RULES = ("bptt", "stdl")

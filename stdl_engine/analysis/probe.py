@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from . import charts
 from .exhibits import Exhibit, Section, mean_of, said
 from .features import mean_maps, pooled
-from .study import Study, Trained
+from .runs_of_report import Trained
+from .study import Study
 
 TRAIN_SAMPLES, TEST_SAMPLES, BATCH = 5000, 10_000, 100
 """Samples that are looked at, at most, and how many at a time."""
@@ -102,9 +103,12 @@ def probe_input(study: Study) -> float:
     """The same of the input itself, which is what a unit has to be better than."""
     sets = []
     for batches in _both(study):
-        pairs = [(pooled(sum(study.frames(x)) / study.recipe.steps, FEATURES).cpu(), y) for x, y in batches]
-        sets.append(tuple(map(torch.cat, zip(*pairs, strict=True))))
-    return probe(*sets, study.recipe.num_classes)
+        sums = ((torch.as_tensor(sum(study.frames(x))), y) for x, y in batches)
+        pairs = [(pooled(total / study.recipe.steps, FEATURES).cpu(), y) for total, y in sums]
+        features, labels = map(torch.cat, zip(*pairs, strict=True))
+        sets.append((features, labels))
+    train, test = sets
+    return probe(train, test, study.recipe.num_classes)
 
 
 def _both(study: Study) -> tuple[Iterable, Iterable]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,8 @@ from ..rules import CHOICES
 from . import charts
 from .exhibits import Exhibit, Section, mean_of
 from .features import neuron_layers
-from .study import Study, Trained
+from .runs_of_report import Trained
+from .study import Study
 
 SAMPLES, BATCH = 1024, 100
 """Test samples that are looked at, at most, and how many at a time."""
@@ -59,6 +60,12 @@ class _Layer:
         self.t = (self.t + 1) % len(self.sums)
         self.samples += len(spikes) if self.t == 0 else 0
 
+    def extremes(self) -> tuple[Tensor, Tensor]:
+        """The least and the most that each neuron gave."""
+        assert self.least is not None, "the layer has run"
+        assert self.most is not None, "the layer has run"
+        return self.least, self.most
+
 
 def firing(study: Study, run: Trained) -> list[Firing]:
     """Of every unit of a trained network, all its neuron layers together."""
@@ -82,21 +89,22 @@ def firing(study: Study, run: Trained) -> list[Firing]:
 
 
 def _together(counts: list[_Layer]) -> Firing:
-    neurons = sum(count.most.numel() for count in counts)
-    total = sum(count.sums for count in counts) / (neurons * counts[0].samples)
-    dead = sum(int((count.most <= 0).sum()) for count in counts)
-    saturated = sum(int((count.least >= 1).sum()) for count in counts)
+    extremes = [count.extremes() for count in counts]
+    neurons = sum(most.numel() for _, most in extremes)
+    total = torch.as_tensor(sum(count.sums for count in counts)) / (neurons * counts[0].samples)
+    dead = sum(int((most <= 0).sum()) for _, most in extremes)
+    saturated = sum(int((least >= 1).sum()) for least, _ in extremes)
     return Firing(total.tolist(), neurons, dead, saturated)
 
 
 class _Norms(Optimizer):
     """Steps nowhere and notes how large the gradients are that it is given."""
 
-    def __init__(self, parameters, found: dict[nn.Parameter, float]) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], found: dict[nn.Parameter, float]) -> None:
         super().__init__(parameters, {})
         self.found = found
 
-    def step(self, closure: Callable | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # none is ever given
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
+
 from .. import checkpoints
 from ..building import rule_options
 from ..printer import Printer
@@ -102,7 +104,7 @@ class QuietPrinter(Printer):
         super().__init__()
         self.console = outer.console
 
-    def _print(self, *what: object, **options: bool) -> None:
+    def _print(self, what: RenderableType, **options: Any) -> None:
         """Nothing."""
 
 

@@ -45,7 +45,9 @@ class Space:
 def snapshot(recording: Recording) -> dict[str, Any]:
     """The step in the form of `torch.cuda.memory._snapshot()`; every allocation carries its place in the step as its
     stack trace. Storages without bytes are left out."""
-    space, addresses, entries = Space(), {}, []
+    space = Space()
+    addresses: dict[int, int] = {}
+    entries: list[dict[str, Any]] = []
     frames: dict[Place, list[dict[str, Any]]] = {}
     born_at: dict[int, list[dict[str, Any]]] = {}
 

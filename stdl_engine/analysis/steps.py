@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from . import published
 from .exhibits import Section
-from .study import Study, Trained
+from .runs_of_report import Trained
+from .study import Study
 from .sweeps import Point, exhibit
 
 RULES = ("bptt", "stdl")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..planning.budgets import format_bytes
 from . import charts
 from .exhibits import Exhibit, mean_of, said
-from .study import Trained
+from .runs_of_report import Trained
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Point:
 
     def of(self, name: str) -> list[float]:
         return [run.summary[name] for run in self.runs]
+
+    def peak(self) -> float:
+        """Bytes of a training step, the mean over runs."""
+        return statistics.fmean(self.of("peak_bytes"))
 
     def milliseconds(self) -> list[float]:
         """Training time per sample."""
@@ -45,9 +50,8 @@ def exhibit(
     rows, shown = [], []
     for point in points:
         accuracy, time = mean_of(point.of("test_accuracy")), mean_of(point.milliseconds())
-        peak, _ = mean_of(point.of("peak_bytes"))
-        rows.append((point.rule, point.value, *accuracy, peak, *time, *point.more))
-        figures = said(point.of("test_accuracy"), 100), format_bytes(peak), said(point.milliseconds(), digits=1)
+        rows.append((point.rule, point.value, *accuracy, point.peak(), *time, *point.more))
+        figures = said(point.of("test_accuracy"), 100), format_bytes(point.peak()), said(point.milliseconds(), digits=1)
         label = (point.value,) if together else (point.rule.upper(), point.value)
         shown.append((*label, *point.more, *figures, *((point.published,) if published else ())))
     headings = (*(() if together else ("rule",)), what, *more, "accuracy, %", "peak", "ms/sample")
@@ -70,7 +74,7 @@ MEASURES = (
 def _values(point: Point) -> list[tuple[float | None, float | None]]:
     """Mean and deviation of each measure."""
     accuracy = [100 * value for value in point.of("test_accuracy")]
-    return [mean_of(accuracy), (mean_of(point.of("peak_bytes"))[0] / 1e6, None), mean_of(point.milliseconds())]
+    return [mean_of(accuracy), (point.peak() / 1e6, None), mean_of(point.milliseconds())]
 
 
 def _lines(points: Sequence[Point], what: str) -> list[str]:

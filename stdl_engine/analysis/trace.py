@@ -22,8 +22,9 @@ from ..rules import RULES
 from ..units import label_of
 from . import charts
 from .exhibits import Exhibit, Section
+from .runs_of_report import Trained
 from .snapshot import as_file
-from .study import Study, Trained
+from .study import Study
 
 TRACED = ("bptt", "sltt", "stdl")
 PAPERS = "cifar10"
@@ -52,9 +53,9 @@ def recorded(recipe: Recipe) -> Recording:
 def visits(recording: Recording) -> list[Visit]:
     """The stays of a step one after the other."""
     found = []
-    births = [moment for moment in recording.moments if moment.parts is not None]
-    for place, moments in itertools.groupby(births, key=lambda moment: moment.place):
-        found.append(Visit(place, max((moment.parts for moment in moments), key=sum)))
+    births = [(moment.place, moment.parts) for moment in recording.moments if moment.parts is not None]
+    for place, stay in itertools.groupby(births, key=lambda birth: birth[0]):
+        found.append(Visit(place, max((parts for _, parts in stay), key=sum)))
     return found
 
 
@@ -63,9 +64,9 @@ def by_unit(recording: Recording, steps: int) -> list[tuple[int, int, int]]:
     the last unit before it."""
     most: dict[tuple[int, int], int] = {}
     for moment in recording.moments:
-        unit = unit_at(moment.place, recording.plan)
-        if unit is not None and moment.parts is not None and moment.place.phase in PHASES:
-            key = (moment.place.step, unit)
+        step, unit = moment.place.step, unit_at(moment.place, recording.plan)
+        if step is not None and unit is not None and moment.parts is not None and moment.place.phase in PHASES:
+            key = (step, unit)
             most[key] = max(most.get(key, 0), sum(moment.parts))
     last = recording.plan.parts[-1].units.stop
     return [(t, unit, most.get((t, unit), 0)) for t in range(steps) for unit in range(last)]
@@ -73,7 +74,7 @@ def by_unit(recording: Recording, steps: int) -> list[tuple[int, int, int]]:
 
 def unit_at(place: Place, plan: Plan) -> int | None:
     """The number in the network of the unit that a place is in: places name units "2:128R.1", by subnetwork."""
-    if place.unit is None or place.subnetwork is None or place.step is None:
+    if place.unit is None or place.subnetwork is None:
         return None
     units = plan.parts[place.subnetwork].units
     return min(units.start + int(place.unit.partition(":")[0]), units.stop - 1)
