@@ -72,7 +72,9 @@ class RankTrainer(Trainer):
         self.parallel.close()
         return summary
 
-    def _board(self) -> contextlib.AbstractContextManager[SummaryWriter | None]:
+    # `Trainer` hands a board, samples and labels from one of these methods to the next: on ranks without them, None.
+
+    def _board(self) -> contextlib.AbstractContextManager[SummaryWriter | None]:  # type: ignore[override]  # as above
         return super()._board() if self.ranks.speaks else contextlib.nullcontext()
 
     def _show_on(self, board: SummaryWriter | None, row: dict[str, Any]) -> None:
@@ -81,11 +83,11 @@ class RankTrainer(Trainer):
 
     def _run_epoch(self, board: SummaryWriter | None) -> None:
         try:
-            super()._run_epoch(board)
+            super()._run_epoch(board)  # type: ignore[arg-type]  # as above
         except Halted as halted:
             self._halt(halted.values["signal"])
 
-    def _batches(self) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+    def _batches(self) -> Iterator[tuple[Tensor | None, Tensor | None]]:  # type: ignore[override]  # as above
         if self.ranks.is_first:
             yield from super()._batches()
             self.parallel.end_pass()
@@ -93,8 +95,10 @@ class RankTrainer(Trainer):
             while self.parallel.has_more():
                 yield None, None
 
-    def _train(self, x: Tensor | None, y: Tensor | None) -> tuple[StepResult | None, Tensor | None]:
-        if self.ranks.is_first:
+    def _train(  # type: ignore[override]  # as above
+        self, x: Tensor | None, y: Tensor | None
+    ) -> tuple[StepResult | None, Tensor | None]:
+        if x is not None and y is not None:
             x, y = placed(self.recipe, x, self.device), y.to(self.device, non_blocking=True)
         with self._followed() if self._follows else contextlib.nullcontext():
             result = self.parallel.step(x, y, self.recipe.steps)
@@ -141,7 +145,8 @@ class RankTrainer(Trainer):
     def _score(self, batches: Batches) -> Score:
         tally, T = Tally(self.rule.model, batches, self.device), self.recipe.steps
         for number, x, y in self._held_out_batches(batches):
-            seen = self.parallel.predict(x, T, y, tally.rates_for(number))
+            rates_here = None if number is None else tally.rates_for(number)
+            seen = self.parallel.predict(x, T, y, rates_here)
             if seen is not None:
                 tally.add(*seen)
         if self.ranks.is_last:
@@ -188,6 +193,7 @@ class RankTrainer(Trainer):
     def _save_best(self) -> None:
         rule = self.parallel.state_dict() if self.ranks.shard == 0 else None
         if self.ranks.speaks:
+            assert rule is not None, "rank 0 has the last stage of the first shard"
             state = {"config": as_dict(self.recipe), "rule": {"model": rule["model"]}, "epoch": self.epoch}
             self._write(checkpoints.save_best, state)
 

@@ -39,17 +39,19 @@ def speaking_for_all(stages: int, timeout: float) -> Iterator[Ranks]:
     """A context in which this process is one of several. It ends the process: with what went wrong, if no other rank
     has said it, and at once, as a rank that is lost would be waited for in vain."""
     ranks = Ranks(stages, timeout=timeout)
+    pulse = ranks.pulse
+    assert pulse is not None, "there are several processes"
     try:
         yield ranks
     except Stopped as stopped:
-        _leave(str(stopped) if ranks.speaks and not ranks.pulse.told() else None, stopped.exit_code)
+        _leave(str(stopped) if ranks.speaks and not pulse.told() else None, stopped.exit_code)
     except Exception as error:
         sentence = out_of_memory(error) or (sentence_of(error) if isinstance(error, EXPECTED) else None)
         if sentence is None:
-            ranks.pulse.tell(f"{type(error).__name__}: {error}")
+            pulse.tell(f"{type(error).__name__}: {error}")
             raise
         told = isinstance(error, RankLost) and error.told
-        first = not told and ranks.pulse.tell(sentence)
+        first = not told and pulse.tell(sentence)
         named = sentence if isinstance(error, RankLost) else f"rank {ranks.rank}: {sentence}"
         _leave(named if first else None, 2)
     ranks.close()

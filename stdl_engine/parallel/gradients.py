@@ -22,8 +22,7 @@ class SharedGradients:
         self._on_its_way: tuple[Subnetwork, Tensor, dist.Work] | None = None
 
     def begin(self, subnetwork: Subnetwork) -> None:
-        gradients = [p.grad for p in _with_gradients(subnetwork)]
-        flat = torch.cat([gradient.detach().flatten() for gradient in gradients])
+        flat = torch.cat([gradient.detach().flatten() for gradient in _gradients(subnetwork)])
         with exchanging():
             work = dist.all_reduce(flat, group=self.group, async_op=True)
         self.bytes += flat.numel() * flat.itemsize
@@ -38,9 +37,9 @@ class SharedGradients:
         with exchanging():
             work.wait()
         flat /= self.ranks
-        parameters = _with_gradients(subnetwork)
-        for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-            parameter.grad.copy_(part.view(parameter.shape))
+        gradients = _gradients(subnetwork)
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view(gradient.shape))
         self.rule.update(subnetwork)
 
     def forget(self) -> None:
@@ -48,8 +47,8 @@ class SharedGradients:
         self._on_its_way = None
 
 
-def _with_gradients(subnetwork: Subnetwork) -> list[nn.Parameter]:
-    return [p for p in subnetwork.parameters() if p.grad is not None]
+def _gradients(subnetwork: Subnetwork) -> list[Tensor]:
+    return [p.grad for p in subnetwork.parameters() if p.grad is not None]
 
 
 def make_equal(module: nn.Module, group: dist.ProcessGroup, source: int) -> None:

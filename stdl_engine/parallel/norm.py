@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,14 +29,15 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, count: Tensor, layer
-    ) -> Tensor:
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, count: Tensor,
+        layer: _Synchronised,
+    ) -> Tensor:  # fmt: skip
         ctx.layer, ctx.group = layer, layer.ranks_group
         ctx.save_for_backward(x, weight, mean, var, count)
         return batch_norm(x, mean, var, weight, bias, False, 0.0, layer.eps)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var, count = ctx.saved_tensors
         eps = ctx.layer.eps
         scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
@@ -84,6 +86,9 @@ class _Synchronised(_BatchNorm):
 
     @torch.no_grad()
     def _update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        assert self.running_mean is not None, "the caller has looked"
+        assert self.running_var is not None, "it is there where the mean is"
+        assert self.num_batches_tracked is not None, "it is there where the mean is"
         self.num_batches_tracked.add_(1)
         share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.mul_(1 - share).add_(mean.to(self.running_mean.dtype), alpha=share)
@@ -99,7 +104,7 @@ class _Synchronised2d(_Synchronised, nn.BatchNorm2d):
     pass
 
 
-KINDS = {nn.BatchNorm1d: _Synchronised1d, nn.BatchNorm2d: _Synchronised2d}
+KINDS: dict[type[nn.Module], type[_Synchronised]] = {nn.BatchNorm1d: _Synchronised1d, nn.BatchNorm2d: _Synchronised2d}
 
 
 def check_norms(modules: Iterable[nn.Module]) -> None:
@@ -118,7 +123,9 @@ def synchronised(modules: Iterable[nn.Module], group: dist.ProcessGroup) -> Iter
     norms = [module for module in modules if type(module) in KINDS]
     kinds = [type(norm) for norm in norms]
     for norm, kind in zip(norms, kinds, strict=True):
-        norm.__class__, norm.ranks_group = KINDS[kind], group
+        norm.__class__ = KINDS[kind]
+        assert isinstance(norm, _Synchronised)
+        norm.ranks_group = group
     try:
         yield
     finally:

@@ -69,23 +69,29 @@ class Ranks:
         return shard * self.stages + self.stages - 1 - stage
 
     def _make_groups(self) -> None:
-        """Every rank makes every group, in the same order, as torch.distributed asks for."""
-        self.data_group = self.pipe_group = self.incoming = self.outgoing = None
+        """Every rank makes every group, in the same order, as torch.distributed asks for, which gives a number in place
+        of a group that this rank is not in."""
+        self.data_group: dist.ProcessGroup | None = None
+        self.pipe_group: dist.ProcessGroup | None = None
+        self.incoming: GroupTransport | None = None
+        self.outgoing: GroupTransport | None = None
         patience = timedelta(seconds=self.timeout)
         for stage in range(self.stages if self.shards > 1 else 0):
             members = [self.rank_of(stage, shard) for shard in range(self.shards)]
             group = dist.new_group(members, timeout=patience)
-            self.data_group = group if stage == self.stage else self.data_group
+            self.data_group = group if isinstance(group, dist.ProcessGroup) else self.data_group
         for shard in range(self.shards if self.stages > 1 else 0):
             members = [self.rank_of(stage, shard) for stage in range(self.stages)]
             group = dist.new_group(members, timeout=patience, backend="gloo")
-            self.pipe_group = group if shard == self.shard else self.pipe_group
+            self.pipe_group = group if isinstance(group, dist.ProcessGroup) else self.pipe_group
             for stage in range(self.stages - 1):
                 ends = [self.rank_of(stage, shard), self.rank_of(stage + 1, shard)]
                 group = dist.new_group(ends, timeout=LINK_TIMEOUT, backend="gloo")
+                if not isinstance(group, dist.ProcessGroup):
+                    continue
                 if self.rank == ends[0]:
                     self.outgoing = GroupTransport(group, ends[1])
-                elif self.rank == ends[1]:
+                else:
                     self.incoming = GroupTransport(group, ends[0])
 
     @property

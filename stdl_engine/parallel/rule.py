@@ -8,7 +8,7 @@ gradient, so no weight is ever stale, and stages compute what one process comput
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,22 +117,24 @@ class ParallelRule:
             if self._sender is not None:
                 self._pass_on("train", y, wires, losses=losses, T=T)
                 return None
+        assert logits is not None, "the last stage has the last subnetwork"
         return LabelledResult(losses[-1], losses, logits, y)
 
     @contextlib.contextmanager
     def _sharing(self) -> Iterator[None]:
         """Inside, batch norm is that of all ranks if it was asked for, and an error leaves no gradients on their
         way."""
-        norms = [m for part in self.mine for m in part.modules()] if self.sync_norm else []
+        modules = (module for part in self.mine for module in part.modules())
+        group = self.ranks.data_group if self.sync_norm else None
         try:
-            with synchronised(norms, self.ranks.data_group):
+            with contextlib.nullcontext() if group is None else synchronised(modules, group):
                 yield
         except BaseException:
-            if self.rule.exchange is not None:
+            if isinstance(self.rule.exchange, SharedGradients):
                 self.rule.exchange.forget()
             raise
 
-    def _taken(self, x: Tensor | None, y: Tensor | None, T: int) -> tuple[Sequence[Kept], Tensor, list[Tensor]]:
+    def _taken(self, x: Tensor | None, y: Tensor | None, T: int) -> tuple[Iterable[Kept], Tensor, list[Tensor]]:
         """What the first subnetwork here reads, the labels, and the losses of the subnetworks before."""
         if self._receiver is None:
             if x is None or y is None:
@@ -156,19 +158,21 @@ class ParallelRule:
         self._whole.release_others()
         with self.ranks.explaining(), self.rule.autocast():
             if self._receiver is None:
+                if x is None:
+                    raise ValueError("the first stage reads the data: give it x, and the other stages None.")
                 labels = torch.zeros(0, dtype=torch.int64) if labels is None else labels
-                frames: Sequence[Kept] = split_frames(x, T, self.rule.network.in_shape)
+                frames: Iterable[Kept] = split_frames(x, T, self.rule.network.in_shape)
             else:
                 message = self._received("predict", T)
-                labels, *maps = message.wires
-                frames, labels = self._frames(maps), self._tensor(labels)
+                sent_labels, *maps = message.wires
+                frames, labels = self._frames(maps), self._tensor(sent_labels)
             outputs = self._evaluated(frames, T, rates)
             if self._sender is None:
-                return sum(outputs) / T, labels
+                return torch.as_tensor(sum(outputs)) / T, labels
             self._pass_on("predict", labels, [encode(keep(output)) for output in outputs], T=T)
             return None
 
-    def _evaluated(self, frames: Sequence[Kept], T: int, rates: Tensor | None) -> Iterator[Tensor]:
+    def _evaluated(self, frames: Iterable[Kept], T: int, rates: Tensor | None) -> Iterator[Tensor]:
         """What the units here, and on the last stage the head, give at each time step."""
         modules = [m for part in (*self.units, self.rule.model[-1]) for m in part.modules()]
         own = torch.zeros(len(self.units), device=self.rule.device) if rates is None else self._own(rates)
@@ -202,6 +206,8 @@ class ParallelRule:
     def has_more(self) -> bool:
         """On other stages than the first: whether there is another batch in this pass, so that they need not know how
         many there are; waits until that is known."""
+        if self._receiver is None:
+            raise ValueError("the first stage reads the data: ask there, and not has_more, whether there is more.")
         with self.ranks.explaining():
             self._next = self._next or self._receiver.receive()
         if self._next.kind == "pass ended":
@@ -214,9 +220,10 @@ class ParallelRule:
         return True
 
     def _received(self, kind: str, T: int) -> Message:
-        more, message, self._next = self.has_more(), self._next, None
-        if not more:
+        if not self.has_more():
             raise ValueError(f"stage {self.ranks.stage + 1} was asked for another batch, and the pass is over.")
+        message, self._next = self._next, None
+        assert message is not None, "there is more"
         if message.kind != kind or message.values["T"] != T:
             raise ValueError(
                 f"stage {self.ranks.stage + 1} was asked to {kind} with {T} time steps, and the stage before to "
@@ -227,6 +234,7 @@ class ParallelRule:
     def _pass_on(
         self, kind: str, labels: Tensor, maps: list[Wire], *, T: int, losses: Sequence[Tensor] | None = None
     ) -> None:
+        assert self._sender is not None, "the last stage passes nothing on"
         extra = [] if losses is None else [encode(torch.stack([loss.cpu() for loss in losses]))]
         self._sender.send(Message(kind, [encode(labels), *extra, *maps], {"T": T}))
 
@@ -238,7 +246,7 @@ class ParallelRule:
             yield decode(wire.payload, wire.meta, self.rule.device)
 
     def _tensor(self, wire: Wire) -> Tensor:
-        return decode(wire.payload, wire.meta, self.rule.device)
+        return restore(decode(wire.payload, wire.meta, self.rule.device))
 
     def advance_schedule(self) -> None:
         """Step the learning-rate schedules of this stage's subnetworks."""

@@ -45,7 +45,7 @@ class WholeState:
     def joined(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """The state of the whole rule, from those of the stages in order; it is that of `Rule.state_dict`."""
         model = {name: tensor for part in parts for name, tensor in part["model"].items()}
-        state = {"rule": type(self.rule).__name__, "plan": str(self.rule.plan)}
+        state: dict[str, Any] = {"rule": type(self.rule).__name__, "plan": str(self.rule.plan)}
         state["model"] = {name: model[name] for name in self.rule.model.state_dict()}
         for kind in ("auxiliary", "optimizers", "schedulers", "scalers"):
             state[kind] = [value for part in parts for value in part[kind]]

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import avg_pool2d
 
 from stdl_engine.memory.spikes import Bits, Counts, keep, restore
-from stdl_engine.parallel import balanced
+from stdl_engine.parallel import ParallelRule, Ranks, balanced
 from stdl_engine.parallel.faults import LinkError
 from stdl_engine.parallel.forecast import forecast
 from stdl_engine.parallel.links import Message, Receiver, Sender
@@ -201,6 +201,13 @@ def test_a_forecast_is_what_a_stage_does():
     for before, stage in itertools.pairwise(found.stages):
         assert before.sent_bytes < before.dense_bytes / 3
         assert stage.in_flight_bytes >= before.sent_bytes
+
+
+def test_the_first_stage_reads_the_data():
+    rule = ParallelRule(make("bptt", small(), batch()[0]), Ranks())
+    for call in (lambda: rule.step(None, None, 2), lambda: rule.predict(None, 2), rule.has_more):
+        with pytest.raises(ValueError, match=r"the first stage reads the data: .*\.$"):
+            call()
 
 
 def test_plan_of_stages(capsys):
