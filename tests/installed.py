@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SECONDS = 300
+SECONDS = 600
 """After so long a program counts as hanging."""
 
 CORE = """
