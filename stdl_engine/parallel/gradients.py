@@ -43,7 +43,6 @@ class SharedGradients:
         self.rule.update(subnetwork)
 
     def forget(self) -> None:
-        """Give up what is on its way, after an error."""
         self._on_its_way = None
 
 

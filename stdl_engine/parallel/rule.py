@@ -130,7 +130,7 @@ class ParallelRule:
             with contextlib.nullcontext() if group is None else synchronised(modules, group):
                 yield
         except BaseException:
-            if isinstance(self.rule.exchange, SharedGradients):
+            if self.rule.exchange is not None:
                 self.rule.exchange.forget()
             raise
 
@@ -175,20 +175,11 @@ class ParallelRule:
     def _evaluated(self, frames: Iterable[Kept], T: int, rates: Tensor | None) -> Iterator[Tensor]:
         """What the units here, and on the last stage the head, give at each time step."""
         modules = [m for part in (*self.units, self.rule.model[-1]) for m in part.modules()]
-        own = torch.zeros(len(self.units), device=self.rule.device) if rates is None else self._own(rates)
+        own = None if rates is None else rates[self.first_unit : self.first_unit + len(self.units)]
         with borrowed(modules, training=False, online=True, memory="lean"):
             for frame in frames:
-                output = measured(self.units, restore(frame), own, 1 / T) if rates is not None else self._run(frame)
+                output = measured(self.units, restore(frame), own, 1 / T)
                 yield self.rule.model[-1](output) if self._sender is None else output
-
-    def _run(self, frame: Kept) -> Tensor:
-        x = restore(frame)
-        for unit in self.units:
-            x = unit(x)
-        return x
-
-    def _own(self, rates: Tensor) -> Tensor:
-        return rates[self.first_unit : self.first_unit + len(self.units)]
 
     def halt(self, **values: Any) -> None:
         """On the first stage: end the work on all stages after the batches that they have; their next call raises

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..rules import Rule
+from ..rules.states import BY_SUBNETWORK, states_of
 
 
 class WholeState:
@@ -34,20 +35,14 @@ class WholeState:
             for name, tensor in rule.model.state_dict(keep_vars=True).items()
             if id(tensor) in mine
         }
-        return {
-            "model": model,
-            "auxiliary": [part.classifier.state_dict() for part in rule.subnetworks[here] if not part.is_last],
-            "optimizers": [optimizer.state_dict() for optimizer in rule.optimizers[here]],
-            "schedulers": [scheduler.state_dict() for scheduler in rule.schedulers[here]],
-            "scalers": [scaler.state_dict() for scaler in rule.scalers[here]],
-        }
+        return {"model": model, **states_of(rule, here)}
 
     def joined(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """The state of the whole rule, from those of the stages in order; it is that of `Rule.state_dict`."""
         model = {name: tensor for part in parts for name, tensor in part["model"].items()}
         state: dict[str, Any] = {"rule": type(self.rule).__name__, "plan": str(self.rule.plan)}
         state["model"] = {name: model[name] for name in self.rule.model.state_dict()}
-        for kind in ("auxiliary", "optimizers", "schedulers", "scalers"):
+        for kind in BY_SUBNETWORK:
             state[kind] = [value for part in parts for value in part[kind]]
         return state
 

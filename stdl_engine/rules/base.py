@@ -33,7 +33,8 @@ from .checks import check_recompute, check_subnetworks, check_tensors
 from .finite import GuardedSteps
 from .inference import mean_logits
 from .recompute import OnlineStep
-from .still import first_convolution
+from .states import restore, state_of
+from .still import first_convolution, still_image
 
 MEMORY = ("lean", "paper")
 ORDERS = ("subnetwork", "time")
@@ -66,6 +67,9 @@ class Exchange(Protocol):
 
     def end(self) -> None:
         """Those of all subnetworks are there: returns when all optimizers have stepped."""
+
+    def forget(self) -> None:
+        """Give up what is on its way, after an error."""
 
 
 class Rule:
@@ -238,7 +242,7 @@ class Rule:
         losses, and the network's mean logits if its last one is among them. `learn` is called in place of the rule's
         own."""
         run = time_major if self.order == "time" else subnetwork_major
-        with self.started(y, T, still=_still_image(frames)), self.autocast():
+        with self.started(y, T, still=still_image(frames)), self.autocast():
             run(subnetworks, frames, learn or self.learn, self.finish)
             if self.exchange is not None:
                 self.exchange.end()
@@ -365,6 +369,8 @@ class Rule:
     def finish(self, subnetwork: Subnetwork) -> None:
         """After all time steps of a subnetwork: its optimizer steps, its gradients and states are freed."""
         reset_states(subnetwork)
+        if self._still is not None:
+            self._still.forget()  # only the first subnetwork sees the image, and it is the first to finish
         if self.exchange is None:
             self.update(subnetwork)
         else:
@@ -373,8 +379,6 @@ class Rule:
     def update(self, subnetwork: Subnetwork) -> None:
         """Step the optimizer of a subnetwork and free its gradients."""
         index = self.subnetworks.index(subnetwork)
-        if self._still is not None:
-            self._still.forget()  # only the first subnetwork sees the image, and it is the first to finish
         mark(subnetwork=index, unit=None, phase="optimizer")
         optimizer = self.optimizers[index]
         if self.scalers:
@@ -407,77 +411,15 @@ class Rule:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs: model, auxiliary networks, optimizers, schedules."""
-        return {
-            "rule": type(self).__name__,
-            "model": self.model.state_dict(),
-            "auxiliary": [part.classifier.state_dict() for part in self.subnetworks if not part.is_last],
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
-            "scalers": [scaler.state_dict() for scaler in self.scalers],
-            "plan": str(self.plan),
-        }
+        return state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave; the rule, the model and the partition must be the same, else nothing
         changes.
         """
-        parts = ("rule", "plan", "model", "auxiliary", "optimizers", "schedulers", "scalers")
-        if missing := [name for name in parts if name not in state]:
-            raise ValueError(f"this is no checkpoint of a rule: it lacks {', '.join(missing)}.")
-        if state["rule"] != type(self).__name__:
-            raise ValueError(
-                f"the checkpoint was made by {state['rule']}, this is {type(self).__name__}: build the same rule."
-            )
-        auxiliary = [part.classifier for part in self.subnetworks if not part.is_last]
-        if len(state["scalers"]) != len(self.scalers):
-            raise ValueError("the checkpoint was made in another precision: build the rule with the same one.")
-        found = [len(state[name]) for name in ("auxiliary", "optimizers", "schedulers")]
-        here = [len(auxiliary), len(self.optimizers), len(self.schedulers)]
-        if found != here:
-            raise ValueError(
-                f"the checkpoint has {found[0]} auxiliary networks, {found[1]} optimizers and {found[2]} schedules, "
-                f"here there are {here[0]}, {here[1]} and {here[2]}: build the rule with the same budget and schedule. "
-                f"Its plan was:\n{state['plan']}"
-            )
-        _check_fit("model", self.model, state["model"])
-        for number, (classifier, values) in enumerate(zip(auxiliary, state["auxiliary"], strict=True), 1):
-            _check_fit(f"auxiliary network {number}", classifier, values)
-        sizes = [[len(group["params"]) for group in o["param_groups"]] for o in state["optimizers"]]
-        if sizes != [[len(group["params"]) for group in o.param_groups] for o in self.optimizers]:
-            raise ValueError(
-                f"the checkpoint's subnetworks are cut elsewhere: build the rule with the same budget. Its plan was:\n"
-                f"{state['plan']}"
-            )
-        self.model.load_state_dict(state["model"])
-        for kind, owners in (
-            ("auxiliary", auxiliary),
-            ("optimizers", self.optimizers),
-            ("schedulers", self.schedulers),
-            ("scalers", self.scalers),
-        ):
-            for owner, values in zip(owners, state[kind], strict=True):
-                owner.load_state_dict(values)  # type: ignore[attr-defined]  # all four kinds have it
-
-
-def _still_image(frames: Iterable[Kept]) -> Tensor | None:
-    """What is shown at every time step, if it is always the same tensor."""
-    if not isinstance(frames, Sequence) or not isinstance(frames[0], Tensor):
-        return None
-    return frames[0] if all(frame is frames[0] for frame in frames) else None
+        restore(self, state)
 
 
 def _set_gradients(gradients: Iterable[tuple[nn.Parameter, Tensor | None]]) -> None:
     for parameter, gradient in gradients:
         parameter.grad = gradient
-
-
-def _check_fit(name: str, module: nn.Module, values: dict[str, Tensor]) -> None:
-    """Reject values for a module of other parameters, before any is loaded."""
-    here = {key: tuple(value.shape) for key, value in module.state_dict().items()}
-    found = {key: tuple(value.shape) for key, value in values.items()}
-    for key in {**here, **found}:
-        if here.get(key) != found.get(key):
-            raise ValueError(
-                f"the checkpoint's {name} is another: {key} is {found.get(key, 'missing')} there and "
-                f"{here.get(key, 'missing')} here; build the same model with the same budget."
-            )

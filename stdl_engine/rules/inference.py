@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..memory.still import showing
 from ..neurons import borrowed
-from .still import first_convolution
+from .still import first_convolution, still_image
 
 
 @torch.no_grad()
@@ -20,8 +20,8 @@ def mean_logits(model: nn.Sequential, frames: list[Tensor], rates: Tensor | None
 
     `rates`, one number for each unit, gain the mean output of each, which is its firing rate.
     """
-    is_still = len(frames) > 1 and all(frame is frames[0] for frame in frames)
-    shown = showing(frames[0], first_convolution(model[0])) if is_still else contextlib.nullcontext()
+    image = still_image(frames)
+    shown = contextlib.nullcontext() if image is None else showing(image, first_convolution(model[0]))
     total: Tensor | float = 0.0
     with borrowed(model.modules(), training=False, online=True, memory="lean"), shown:
         for frame in frames:
@@ -32,9 +32,10 @@ def mean_logits(model: nn.Sequential, frames: list[Tensor], rates: Tensor | None
     return torch.as_tensor(total) / len(frames)
 
 
-def measured(units: Iterable[nn.Module], x: Tensor, rates: Tensor, weight: float) -> Tensor:
-    """The output of a row of units; `rates` gain the mean output of each, times that weight."""
+def measured(units: Iterable[nn.Module], x: Tensor, rates: Tensor | None, weight: float) -> Tensor:
+    """The output of a row of units; `rates`, if there are any, gain the mean output of each, times that weight."""
     for number, unit in enumerate(units):
         x = unit(x)
-        rates[number] += weight * x.mean(dtype=torch.float32)
+        if rates is not None:
+            rates[number] += weight * x.mean(dtype=torch.float32)
     return x

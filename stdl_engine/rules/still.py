@@ -1,12 +1,22 @@
-"""Which convolution sees the network's input, and may run once where that is a still image."""
+"""Whether the network's input is a still image, and which convolution sees it and may run once."""
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor, nn
 
 from ..memory.layers import SpikeConv2d
+from ..memory.spikes import Kept
 from ..neurons import has_hooks
 from ..units import ConvUnit
+
+
+def still_image(frames: Iterable[Kept]) -> Tensor | None:
+    """What is shown at every time step, if there are several and it is always the same tensor."""
+    if not isinstance(frames, Sequence) or len(frames) == 1 or not isinstance(frames[0], Tensor):
+        return None
+    return frames[0] if all(frame is frames[0] for frame in frames) else None
 
 
 def first_convolution(unit: nn.Module) -> SpikeConv2d | None:
