@@ -67,3 +67,16 @@ def empty_steps(pattern: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     """Unwritten maps with the strides of the dense tensor `pattern`, one after the other."""
     strides = (pattern.numel(), *pattern.stride())
     return torch.empty_strided((steps, *pattern.shape), strides, dtype=dtype, device=pattern.device)
+
+
+def is_in_samples(pattern: Tensor) -> bool:
+    """Whether the samples of a dense tensor lie one after the other in memory."""
+    return len(pattern) <= 1 or pattern.stride(0) * len(pattern) == pattern.numel()
+
+
+def empty_batch(pattern: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """Unwritten samples of so many time steps in one batch, in the order of the tensor `pattern`, which is in
+    samples."""
+    samples, *rest = pattern.shape
+    strides = (pattern.numel() // max(samples, 1), *pattern.stride()[1:])
+    return torch.empty_strided((steps * samples, *rest), strides, dtype=dtype, device=pattern.device)

@@ -18,7 +18,18 @@ from . import dispatch, reference
 from .bits import packed_size
 from .bits.reference import pack as pack_bits
 from .checks import check_tensors, check_writable
-from .layout import dense, empty_like, empty_steps, in_steps, is_dense, is_in_steps, like, same_order
+from .layout import (
+    dense,
+    empty_batch,
+    empty_like,
+    empty_steps,
+    in_steps,
+    is_dense,
+    is_in_samples,
+    is_in_steps,
+    like,
+    same_order,
+)
 from .operands import Backward, Forward
 from .operators import Operator, saved_tensors, transformed
 from .small_form import attach
@@ -46,7 +57,8 @@ class Call(NamedTuple):
     """What is asked of a kernel besides its equation."""
 
     sequence: bool
-    """Whether the input is [T, ...]; else it is one time step."""
+    """Whether the input is several time steps, [T, ...] or one after the other in one batch, [T·B, ...]; else it is
+    one."""
     online: bool
     """Whether every step takes the past as a constant."""
     keep: bool
@@ -112,12 +124,13 @@ class Steps:
         With `overwrite` the spikes are written over `x`; they take memory of their own where it has gaps.
         """
         states = (m,) if adaptation is None else (m, adaptation)
-        check_tensors(x, states, sequence, options.backend)
+        steps = _by_step(x, m) if sequence else x
+        check_tensors(steps, states, sequence, options.backend)
         if dispatch.choose(options.backend, x.device) == "reference":
             return self._by_reference(x, states, w, options, sequence, online)
         packs = pack and not (sequence and m.numel() % 8) and not transformed()
         call = Call(sequence, online, sequence and _followed(x, *states, w), False, packs)
-        if overwrite and (is_in_steps(x) if sequence else is_dense(x)):
+        if overwrite and (is_in_steps(steps) if sequence else is_dense(x)):
             spikes, (m, adaptation, *_, bits) = x, self.fresh_over(x, m, adaptation, w, options, call)
         else:
             spikes, m, adaptation, *_, bits = self.fresh(x, m, adaptation, w, options, call)
@@ -135,15 +148,18 @@ class Steps:
         order than the states, which the bits follow.
         """
         states = (m,) if adaptation is None else (m, adaptation)
-        check_tensors(x, states, sequence, options.backend)
+        steps = _by_step(x, m) if sequence else x
+        check_tensors(steps, states, sequence, options.backend)
         check_writable(f"{self.name}_{'sequence' if sequence else 'step'}_", m, adaptation)
+        if steps is not x and not is_in_samples(m):  # then no order of one batch has the steps one after the other
+            return self.advance_(steps, m, adaptation, w, options, sequence=True).flatten(0, 1)
         if dispatch.choose(options.backend, x.device) == "reference":
             spikes, *new = self._by_reference(x, states, w, options, sequence, online=True)
             reference.write_over(states, new)
             return spikes
         packs = not (sequence and m.numel() % 8)
         call = Call(sequence, True, sequence and _followed(x, w), w is not None and _followed(w), packs)
-        if overwrite and (is_in_steps(x, m) if sequence else same_order(x, m)):
+        if overwrite and (is_in_steps(steps, m) if sequence else same_order(x, m)):
             spikes, (*_, bits) = x, self.online_over(x, m, adaptation, w, options, call)
         else:
             spikes, *_, bits = self.online(x, m, adaptation, w, options, call)
@@ -155,35 +171,36 @@ class Steps:
     ) -> tuple[Tensor, ...]:
         learned = () if w is None else (w,)
         keywords = options.keywords(w is not None)
-        return reference.steps(
-            lambda x, *states: self._plain(x, *states, *learned, **keywords), x, states, sequence, online
+        steps = _by_step(x, states[0]) if sequence else x
+        spikes, *new = reference.steps(
+            lambda x, *states: self._plain(x, *states, *learned, **keywords), steps, states, sequence, online
         )
+        return (spikes.view(x.shape) if steps.shape != x.shape else spikes, *new)
 
     def _forward_operator(self, name: str, *, in_place: bool, over: bool) -> Operator:
         """The steps as an operator whose states are new or `in_place`, and whose spikes are new or `over` the input."""
 
-        def new(o: Forward) -> tuple[Tensor | None, ...]:
+        def new(o: Forward, spikes: Tensor) -> tuple[Tensor | None, ...]:
             """The results that are not written over an argument."""
             kept = o.m_kept, o.adaptation_kept, o.bits
-            if in_place:
-                return kept if over else (o.spikes, *kept)
-            return (o.m, o.adaptation, *kept) if over else (o.spikes, o.m, o.adaptation, *kept)
+            states = kept if in_place else (o.m, o.adaptation, *kept)
+            return states if over else (spikes, *states)
 
         def compute(
             x: Tensor, m: Tensor, adaptation: Tensor | None, w: Tensor | None, options: Options, call: Call
         ) -> tuple[Tensor | None, ...]:
-            operands = _forward_operands(x, m, adaptation, w, options, call, in_place, over)
+            operands, spikes = _forward_operands(x, m, adaptation, w, options, call, in_place, over)
             if m.numel():
                 kernels = dispatch.kernels(self._package, options.backend, x.device)
                 kernels.forward(_without_first(operands) if call.keep_first else operands, options)
-            if over and operands.x is not x:
-                x.copy_(operands.x)
-            return new(operands)
+            if over and spikes is not x:
+                x.copy_(spikes)
+            return new(operands, spikes)
 
         def fake(
             x: Tensor, m: Tensor, adaptation: Tensor | None, w: Tensor | None, options: Options, call: Call
         ) -> tuple[Tensor | None, ...]:
-            return new(_forward_operands(x, m, adaptation, w, options, call, in_place, over))
+            return new(*_forward_operands(x, m, adaptation, w, options, call, in_place, over))
 
         count = 3 + (not over) + 2 * (not in_place)
         return Operator(
@@ -244,7 +261,7 @@ class Steps:
         _, m, adaptation, m_kept, adaptation_kept, bits = output
         _, wants_m, wants_adaptation, wants_w = ctx.needs_input_grad[:4]
         past = not call.online and (wants_m or wants_adaptation)
-        ctx.options, ctx.call, ctx.dtype, ctx.past = options, call, x.dtype, past
+        ctx.options, ctx.call, ctx.dtype, ctx.past, ctx.ndim = options, call, x.dtype, past, x.ndim
         constants = [m_kept, adaptation_kept, bits]
         if call.online:
             constants += [m, adaptation]
@@ -266,15 +283,15 @@ class Steps:
         if grad_spikes is None and grad_m is None and (grad_adaptation is None or not reaches_past):
             return (None,) * 6
         *states, w = saved_tensors(ctx, f"the fused {self.name.upper()} neuron")
-        upstream = grad_spikes, grad_m, grad_adaptation
-        gradients = self.backward(*states, *upstream, w, ctx.options, _wanted(ctx))
-        needed = ctx.needs_input_grad[:4]
+        upstream = _grad_by_step(ctx, grad_spikes, states[0]), grad_m, grad_adaptation
+        grad_x, *others = self.backward(*states, *upstream, w, ctx.options, _wanted(ctx))
+        gradients, needed = (_as_given(ctx, grad_x), *others), ctx.needs_input_grad[:4]
         return *(g if is_needed else None for g, is_needed in zip(gradients, needed, strict=True)), None, None
 
     def _keep_online(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         x, m, adaptation, w, options, call = inputs
         *_, m_kept, adaptation_kept, bits = output
-        ctx.options, ctx.call, ctx.dtype, ctx.past = options, call, x.dtype, False
+        ctx.options, ctx.call, ctx.dtype, ctx.past, ctx.ndim = options, call, x.dtype, False, x.ndim
         # The states themselves, no copies, and their versions to tell if they were changed since.
         ctx.states = m, adaptation
         ctx.versions = _versions(ctx.states)
@@ -299,37 +316,60 @@ class Steps:
         if ctx.call.keep_first:
             m_first, m_kept = m_kept[0], _if_any(m_kept[1:])
         states = m, adaptation, m_kept, adaptation_kept, m_first, None
-        grad_x, _, _, grad_w = self.backward(*states, grad_spikes, None, None, w, ctx.options, _wanted(ctx))
-        return grad_x, None, None, grad_w if ctx.needs_input_grad[3] else None, None, None
+        upstream = _grad_by_step(ctx, grad_spikes, m), None, None
+        grad_x, _, _, grad_w = self.backward(*states, *upstream, w, ctx.options, _wanted(ctx))
+        return _as_given(ctx, grad_x), None, None, grad_w if ctx.needs_input_grad[3] else None, None, None
 
 
 def _forward_operands(
     x: Tensor, m: Tensor, adaptation: Tensor | None, w: Tensor | None, options: Options, call: Call, in_place: bool,
     over: bool,
-) -> Forward:  # fmt: skip
+) -> tuple[Forward, Tensor]:  # fmt: skip
     """All operands in one memory order, results unwritten: the order of the states where those are written over, else
-    that of the input."""
+    that of the input. Also the spikes in the shape of the input."""
     if call.sequence:
-        steps, x = len(x), in_steps(x, m if in_place else None)
-        pattern = m if in_place else x[0]
-        spikes = x if over else empty_steps(pattern, steps, x.dtype)
+        by_step = _by_step(x, m)
+        laid_out = in_steps(by_step, m if in_place else None)
+        steps, pattern = len(laid_out), m if in_place else laid_out[0]
+        if over:
+            given = x if laid_out is by_step else laid_out.view(x.shape)
+        elif by_step is not x:
+            given = empty_batch(pattern, steps, x.dtype)
+        else:
+            given = empty_steps(pattern, steps, x.dtype)
+        x, spikes = laid_out, _by_step(given, m)
     else:
         steps, x = 1, like(x, m) if in_place else dense(x)
         pattern = m if in_place else x
-        spikes = x if over else empty_like(pattern, x.dtype)
+        given = spikes = x if over else empty_like(pattern, x.dtype)
     kept = (steps - 1 if call.keep else 0) + call.keep_first
     new_m = m if in_place else empty_like(pattern, m.dtype)
     bits = torch.empty(packed_size(spikes.numel()), dtype=torch.uint8, device=x.device) if call.pack else None
     m_kept = empty_steps(pattern, kept, m.dtype) if kept else None
     decay = None if w is None else torch.sigmoid(w)
     if adaptation is None:
-        return Forward(steps, x, like(m, pattern), new_m, spikes, bits, m_kept, None, None, None, decay)
+        return Forward(steps, x, like(m, pattern), new_m, spikes, bits, m_kept, None, None, None, decay), given
     new_adaptation = adaptation_kept = None
     if options.advance:
         new_adaptation = adaptation if in_place else empty_like(pattern, m.dtype)
         adaptation_kept = empty_steps(pattern, kept, m.dtype) if kept else None
     states = like(adaptation, pattern), new_adaptation, adaptation_kept
-    return Forward(steps, x, like(m, pattern), new_m, spikes, bits, m_kept, *states, decay)
+    return Forward(steps, x, like(m, pattern), new_m, spikes, bits, m_kept, *states, decay), given
+
+
+def _by_step(x: Tensor, m: Tensor) -> Tensor:
+    """A sequence as [T, ...], of time steps with the state m, also where they are one after the other in one batch."""
+    is_flat = x.ndim == m.ndim > 0 and x.shape[1:] == m.shape[1:] and len(m) > 0 and len(x) % len(m) == 0
+    return x.unflatten(0, (-1, len(m))) if is_flat else x
+
+
+def _grad_by_step(ctx: Any, grad: Tensor | None, m: Tensor) -> Tensor | None:
+    return grad if grad is None or not ctx.call.sequence else _by_step(grad, m)
+
+
+def _as_given(ctx: Any, grad_x: Tensor) -> Tensor:
+    """The gradient of the input in the input's shape."""
+    return grad_x if grad_x.ndim == ctx.ndim else grad_x.flatten(0, 1)
 
 
 def _without_first(operands: Forward) -> Forward:

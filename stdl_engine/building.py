@@ -81,7 +81,8 @@ def rule_options(recipe: Recipe) -> dict[str, Any]:
     budget: str | float | None = recipe.budget
     if recipe.rule == "stdl":
         budget = budget or ("published" if recipe.model in PUBLISHED else 0.5)
-    return unbounded_options(recipe) | {"budget": budget, "recompute": recipe.recompute, "steps": recipe.steps}
+    limited = {"budget": budget, "recompute": recipe.recompute, "chunk": recipe.chunk, "steps": recipe.steps}
+    return unbounded_options(recipe) | limited
 
 
 def unbounded_options(recipe: Recipe) -> dict[str, Any]:

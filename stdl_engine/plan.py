@@ -240,7 +240,18 @@ def in_binary(size: str | None) -> bool:
 
 def as_json(prediction: Prediction) -> dict[str, Any]:
     """The documented JSON form."""
-    names = ("rule", "memory", "batch_size", "steps", "peak_bytes", "parts", "subnetworks", "recompute", "cost")
+    names = (
+        "rule",
+        "memory",
+        "batch_size",
+        "steps",
+        "peak_bytes",
+        "parts",
+        "subnetworks",
+        "recompute",
+        "cost",
+        "chunk",
+    )
     return {name: getattr(prediction, name) for name in names}
 
 
@@ -249,11 +260,13 @@ def prediction_table(p: Prediction, binary: bool = False) -> Table:
     peak = format_bytes(p.peak_bytes, binary)
     title = f"{p.rule}, {p.memory} memory, batch {p.batch_size}, T={p.steps}: peak {peak}"
     caption = ", ".join(f"{part} {format_bytes(p.parts[part], binary)}" for part in PARTS)
-    place = (
-        f"reached in time step {(p.place.step or 0) + 1}, subnetwork {(p.place.subnetwork or 0) + 1}, {p.place.phase}"
-    )
+    step, part = (p.place.step or 0) * p.chunk + 1, (p.place.subnetwork or 0) + 1
+    place = f"reached in time step {step}, subnetwork {part}, {p.place.phase}"
+    together = f"\n{p.chunk} time steps run together" if p.chunk > 1 else ""
     again = f"\nrun again in backward: {', '.join(p.recompute)}" if p.recompute else ""
-    table = Table(title=title, caption=f"{caption}\n{place}{again}", title_justify="left", caption_justify="left")
+    table = Table(
+        title=title, caption=f"{caption}\n{place}{again}{together}", title_justify="left", caption_justify="left"
+    )
     for column in ("", *HEADINGS, "peak"):
         table.add_column(column, justify="right" if column == "peak" else "left", no_wrap=column == "peak")
     names = [("-".join(part["units"]), "-".join(part["auxiliary"]) or "-") for part in p.subnetworks]

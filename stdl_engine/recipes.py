@@ -76,6 +76,9 @@ class Recipe:
     recompute: Literal["none", "all", "twice", "auto"] = "auto"
     """Which pieces of the network run again in backward instead of being kept: none, all, through time all twice, or
     as few as a budget in bytes asks for. Same results."""
+    chunk: Annotated[int | Literal["auto"], Between(1, 10_000)] = 1
+    """How many time steps of a subnetwork run together, which is faster and takes more memory; "auto" is as many as a
+    budget in bytes lets, or without one as take at most a quarter more memory. Same results, to rounding."""
     variant: Annotated[str, OneOf(VARIANTS)] = "stdl"
     """STDL: how auxiliary networks are made, as the method has it or by one of its ablations."""
     layerwise: bool = False
@@ -135,6 +138,8 @@ class Recipe:
             )
         if self.memory == "paper" and self.recompute in ("all", "twice"):
             raise SettingError("recompute", f"recompute is {self.recompute!r}: that takes the memory lean.")
+        if self.memory == "paper" and self.chunk not in (1, "auto"):
+            raise SettingError("chunk", f"chunk is {self.chunk}: time steps together take the memory lean.")
 
 
 Part = dict[str, Any]

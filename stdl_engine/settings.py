@@ -103,7 +103,7 @@ def _check(name: str, value: Any, hint: Any) -> None:
     if value is None or typing.get_origin(hint) is not Annotated:
         return
     for limit in typing.get_args(hint)[1:]:
-        if isinstance(limit, Between):
+        if isinstance(limit, Between) and not isinstance(value, str):
             for number in value if isinstance(value, tuple) else (value,):
                 if problem := limit.problem(number):
                     raise SettingError(name, f"{name} is {_shown(value)}: {problem}.")

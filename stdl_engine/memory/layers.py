@@ -137,6 +137,9 @@ class SpikeConv2d(PixelsFirst):
             way, bits = found
             if _takes(bits, self.weight, self.dilation, self.groups) and not torch.is_autocast_enabled("cpu"):
                 return self._convolved(way, self.weight, bits, stride)
+        if isinstance(carried, Carried) and (shown := carried.repeated()) is not None:
+            # Once for all time steps of the chunk, whose gradients are added up before it goes back.
+            return torch.cat([self.forward(shown.small)] * shown.times)
         image = x = dense(carried)
         if skips_pixels(self):
             x, stride = _Pixels.apply(x, *stride), (1, 1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..neurons import has_hooks
-from .spikes import Bits, Kept, keep, restore
+from .spikes import Bits, Kept, Repeated, keep, restore
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,10 @@ class Carried:
         if self._small is not None or self._reads <= 0:
             self._dense = None
         return x
+
+    def repeated(self) -> Repeated | None:
+        """The image that is shown for several time steps, if that is what the map is."""
+        return self._small if isinstance(self._small, Repeated) else None
 
     def bits(self) -> tuple[Tensor, Bits] | None:
         """For a reader that can do with the bits, if only they are held: where its gradient goes, a tensor of the map's

@@ -55,6 +55,9 @@ class Entering(Carried):
         found = self._carried.bits()
         return None if found is None else (enter(found[0], self._receive), found[1])
 
+    def repeated(self) -> None:
+        """What a graph begins at is no image."""
+
 
 class _Leave(torch.autograd.Function):
     """Where a graph ends: a number to go back from, that stands for maps which need not be held till then."""

@@ -47,7 +47,18 @@ class Counts:
         return mark_counts(self.small.to(self.dtype))
 
 
-Kept = Bits | Counts | Tensor
+@dataclass(frozen=True)
+class Repeated:
+    """An image that is shown for several time steps, one after the other in one batch."""
+
+    small: Tensor
+    times: int
+
+    def restore(self) -> Tensor:
+        return torch.cat([self.small] * self.times)
+
+
+Kept = Bits | Counts | Repeated | Tensor
 """A tensor in its small form, or as it is where it has none."""
 
 

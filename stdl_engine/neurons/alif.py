@@ -100,7 +100,7 @@ class FusedALIF(Neuron):
     def sequence(self, x: Tensor) -> Tensor:
         if self.memory_form == "paper":
             return super().sequence(x)
-        self.prepare(x[0])
+        self.prepare(self.first_of(x))
         given, options = self._given(x), self.options
         if self.advances_in_place(x):
             return alif_sequence_(*given, overwrite=self.overwrites, **options)

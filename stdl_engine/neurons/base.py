@@ -43,6 +43,9 @@ class Neuron(nn.Module):
         membrane after reset. Same spikes and gradients to the last bit."""
         self.overwrite = False
         """Whether lean memory may write the spikes over the input; set by a unit that needs it for nothing else."""
+        self.samples: int | None = None
+        """Set by learning rules that run several time steps in one call, and go back before the next: how many samples
+        a time step has. The input holds those of one step after those of another."""
         self.stand_in: Callable[[Neuron, Tensor], Tensor] | None = None
         """Called in place of a time step, where recomputation has a hand in it."""
 
@@ -51,17 +54,23 @@ class Neuron(nn.Module):
         raise NotImplementedError
 
     def sequence(self, x: Tensor) -> Tensor:
-        """Advance the state by the time steps of [T, ...], at least one, and return all spikes."""
+        """Advance the state by the time steps of [T, ...], at least one, and return all spikes; by those of a chunk,
+        [T·B, ...], where `samples` says what B is."""
         in_place, spikes = self.advances_in_place(x), []
-        for x_t in x:
+        for x_t in x if self.samples is None else x.split(self.samples):
             self.prepare(x_t)
             spikes.append(self.step(x_t, in_place))
-        return torch.stack(spikes)
+        return torch.stack(spikes) if self.samples is None else torch.cat(spikes)
+
+    def first_of(self, x: Tensor) -> Tensor:
+        """The first time step of a sequence."""
+        return x[0] if self.samples is None else x[: self.samples]
 
     def advances_in_place(self, x: Tensor) -> bool:
-        """Whether the steps of a sequence may write over one state: online, and if no gradient is wanted. Several steps
-        before a backward must each keep their own."""
-        return self.online and not (torch.is_grad_enabled() and self.wants_gradient(x))
+        """Whether the steps of a sequence may write over one state: online, and if no gradient is wanted or it comes
+        before the next sequence. Several sequences before a backward must each keep their own."""
+        goes_back_later = self.samples is None and torch.is_grad_enabled() and self.wants_gradient(x)
+        return self.online and not goes_back_later
 
     def wants_gradient(self, x: Tensor) -> bool:
         """Whether a gradient of this layer's spikes would reach anything."""
@@ -79,7 +88,9 @@ class Neuron(nn.Module):
         return self.advance(x)
 
     def advance(self, x: Tensor) -> Tensor:
-        """One time step, from the state there is or from none."""
+        """One time step, or those of a chunk, from the state there is or from none."""
+        if self.samples is not None and len(x) != self.samples:
+            return self.sequence(x)
         self.prepare(x)
         return self.step(x, in_place=self.online)
 

@@ -12,14 +12,17 @@ from .base import Neuron
 
 
 @contextlib.contextmanager
-def borrowed(modules: Iterable[nn.Module], *, training: bool, online: bool, memory: str) -> Iterator[None]:
-    """Inside, layers are in training or evaluation mode, take one time step per call, and neurons are online or exact,
-    in this form of memory and without a state. Afterwards every module is as it was, also after an exception.
+def borrowed(
+    modules: Iterable[nn.Module], *, training: bool, online: bool, memory: str, samples: int | None = None
+) -> Iterator[None]:
+    """Inside, layers are in training or evaluation mode, take one time step per call (with `samples` several, of so
+    many samples each), and neurons are online or exact, in this form of memory and without a state. Afterwards every
+    module is as it was, also after an exception.
     """
     modules = list(dict.fromkeys(modules))
     before = [(module, _mode(module)) for module in modules]
     states = [(module, module.set_aside()) for module in modules if isinstance(module, Neuron)]
-    mode = {"training": training, "online": online, "memory_form": memory, "step_mode": "s"}
+    mode = {"training": training, "online": online, "memory_form": memory, "step_mode": "s", "samples": samples}
     try:
         for module, own in before:
             _set(module, {name: mode[name] for name in own})
@@ -35,7 +38,7 @@ def _mode(module: nn.Module) -> dict[str, Any]:
     """What is set of a module, as it is now."""
     names = ["training"]
     names += [name for name in ("memory_form", "step_mode") if hasattr(module, name)]
-    names += ["online"] if isinstance(module, Neuron) else []
+    names += ["online", "samples"] if isinstance(module, Neuron) else []
     return {name: getattr(module, name) for name in names}
 
 

@@ -121,7 +121,7 @@ class FusedLIF(LeakyNeuron):
     def sequence(self, x: Tensor) -> Tensor:
         if self.memory_form == "paper":
             return super().sequence(x)
-        self.prepare(x[0])
+        self.prepare(self.first_of(x))
         assert self.membrane is not None
         given, options = (x, self.membrane, self.decay, self.threshold), self.options
         if self.advances_in_place(x):

@@ -87,7 +87,7 @@ class FusedPLIF(LeakyNeuron):
     def sequence(self, x: Tensor) -> Tensor:
         if self.memory_form == "paper":
             return super().sequence(x)
-        self.prepare(x[0])
+        self.prepare(self.first_of(x))
         assert self.membrane is not None
         given = x, self.membrane, self.logit, self.threshold
         options = self.options | {"scale_by_decay": self.scale_by_decay}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..memory.chunks import in_chunks
 from ..memory.spikes import Kept, small_tensor
 from ..memory.tracker import Tracker
 from ..planning.network import Network
@@ -73,11 +74,12 @@ def forecast(rule: Rule, stages: int, T: int, *, sequence: bool = False, ahead: 
         work = work_by_subnetwork(Work.of(twin.subnetworks, twin.flow, x), rule.plan)
         runs = balanced(work, stages)
         y = torch.empty(len(x), dtype=torch.int64)
-        frames: Sequence[Kept] = [torch.empty_like(x) for _ in range(T)] if sequence else [x] * T
+        steps = [torch.empty_like(x) for _ in range(T)] if sequence else [x] * T
+        frames: Sequence[Kept] = in_chunks(steps, rule.plan.chunk)
         found, received = [], 0
         for run in runs:
             parts = twin.subnetworks[run.start : run.stop]
-            peak, frames = _stage(twin, parts, frames, y)
+            peak, frames = _stage(twin, parts, frames, y, T)
             sent, dense = (0, 0) if parts[-1].is_last else _sizes(frames, y)
             planned = rule.plan.parts[run.start : run.stop]
             found.append(
@@ -97,7 +99,9 @@ def forecast(rule: Rule, stages: int, T: int, *, sequence: bool = False, ahead: 
         return Forecast(found, sum(work) * len(x) * T)
 
 
-def _stage(rule: Rule, parts: Sequence[Subnetwork], frames: Sequence[Kept], y: Tensor) -> tuple[int, list[Kept]]:
+def _stage(
+    rule: Rule, parts: Sequence[Subnetwork], frames: Sequence[Kept], y: Tensor, T: int
+) -> tuple[int, list[Kept]]:
     """The peak of a stage's training step, after the optimizers have their states, and what it gives."""
     rule.train_on(parts, frames[:1], y, 1)
     outputs: list[Kept] = []
@@ -115,7 +119,7 @@ def _stage(rule: Rule, parts: Sequence[Subnetwork], frames: Sequence[Kept], y: T
     tracker.follow([t for state in states for t in state.values() if isinstance(t, Tensor)])
     tracker.follow([y, *(small_tensor(frame) for frame in frames)])
     with tracker:
-        rule.train_on(parts, frames, y, len(frames), learn)
+        rule.train_on(parts, frames, y, T, learn)
     return tracker.peak, outputs
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..memory.chunks import in_chunks
 from ..memory.spikes import Kept, keep, restore
 from ..neurons import borrowed
 from ..planning.subnetworks import Subnetwork
@@ -143,7 +144,7 @@ class ParallelRule:
                 self.rule.check_promise(x, T)
             frames = split_frames(x, T, self.rule.network.in_shape)
             check_batch(x, y, len(frames[0]), self.rule.network.head.num_classes, self.rule.modules())
-            return frames, y, []
+            return in_chunks(frames, self.rule.plan.chunk), y, []
         message = self._received("train", T)
         labels, losses, *maps = message.wires
         return self._frames(maps), self._tensor(labels), list(self._tensor(losses))

@@ -63,6 +63,11 @@ class Recompute:
             if (number, name) not in stages and not any(n == number and _is_piece(name, own) for n, own in stages)
         ]  # fmt: skip
 
+    @property
+    def any(self) -> bool:
+        """Whether there is a stage that runs again."""
+        return any(self.levels.values()) if self.levels else self.default > 0
+
     def __str__(self) -> str:
         if not self.levels:
             times = {0: "", 1: "every piece runs again in backward", 2: "every piece runs again twice in backward"}
@@ -91,6 +96,8 @@ class Plan:
     variant: Variant = VARIANTS["stdl"]
     """How the auxiliary networks are made."""
     recompute: Recompute = Recompute()
+    chunk: int = 1
+    """How many time steps of a subnetwork run together."""
     notes: tuple[str, ...] = field(default=())
     byte_shares: tuple[float, ...] = ()
     """Where the budget is in bytes: what each subnetwork takes of it at most, everything alive counted."""
@@ -106,7 +113,8 @@ class Plan:
             rows.append((str(number), *names, f"{part.footprint:,.0f}", self._of_budget(number - 1)))
         budget = f", budget {self.budget:,.0f} ({self.budget / self.total:.1%})" if self.budget else ""
         remarks = [f"whole network {self.total:,.0f}{budget}; footprints in elements a sample, {self.memory} memory"]
-        remarks += [*filter(None, [str(self.recompute)]), *self.notes]
+        together = f"{self.chunk} time steps run together" if self.chunk > 1 else ""
+        remarks += [*filter(None, [str(self.recompute), together]), *self.notes]
         if columns is not None:
             rows = _folded(rows, columns)
             remarks = [line for remark in remarks for line in textwrap.wrap(remark, columns)]

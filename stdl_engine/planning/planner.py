@@ -81,6 +81,8 @@ class Prediction:
     subnetworks: list[dict[str, Any]]
     recompute: list[str]
     cost: float | None = None
+    chunk: int = 1
+    """How many time steps run together."""
 
 
 def predict(
@@ -152,6 +154,7 @@ def observed_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> tuple[Any, P
             for stage in rule.flow(part).stages
             if rule.plan.recompute.level(number, stage.name)
         ],
+        chunk=rule.plan.chunk,
     )
 
 

@@ -15,12 +15,14 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..memory.chunks import in_chunks, norms_by_step
 from ..memory.spikes import Kept, saving
 from ..memory.still import StillImage, showing
 from ..memory.strided import taking_pixels_first
 from ..memory.tracker import mark
 from ..neurons import borrowed, reset_states
 from ..planning.budgets import Budget, format_bytes, parse_budget
+from ..planning.chunks import chunk_within
 from ..planning.flow import Flow
 from ..planning.levels import recompute_within
 from ..planning.network import Network, check_model
@@ -29,7 +31,7 @@ from ..planning.planner import MakeOptimizer
 from ..planning.subnetworks import Subnetwork, build
 from ..stream import Learn, subnetwork_major, time_major
 from .batch import check_batch, check_sample, split_frames
-from .checks import check_recompute, check_subnetworks, check_tensors
+from .checks import check_chunk, check_recompute, check_subnetworks, check_tensors
 from .finite import GuardedSteps
 from .inference import mean_logits
 from .recompute import OnlineStep
@@ -96,7 +98,10 @@ class Rule:
             "twice", through time, to hold one time step at a time; or "auto", as few as the budget asks for. Gradients
             are the same to the last bit.
         sequence: whether batches will be T different frames, [T, B, ...]; a budget in bytes counts them.
-        plan: how the network is cut and what is recomputed, where that is known already.
+        chunk: how many time steps of a subnetwork run together, which is faster and takes more memory; "auto" is as
+            many as a budget in bytes lets, or without one as take at most a quarter more memory than one by one.
+            Gradients are the same to rounding.
+        plan: how the network is cut, what is recomputed and how many steps run together, where that is known already.
 
     A subclass says how the network is cut (`cut`) and may say how a subnetwork learns from one time step (`learn`).
     """
@@ -124,6 +129,7 @@ class Rule:
         steps: int = 4,
         recompute: str = "auto",
         sequence: bool = False,
+        chunk: int | str = 1,
         plan: Plan | None = None,
     ) -> None:
         if memory not in MEMORY:
@@ -132,7 +138,8 @@ class Rule:
             raise ValueError(f"unknown recompute {recompute!r}: pass one of {', '.join(RECOMPUTE)}.")
         if memory == "paper" and recompute not in ("none", "auto"):
             raise ValueError('memory "paper" is the plain form, which recomputes nothing: pass memory="lean".')
-        self.model, self.memory, self.sequence = model, memory, sequence
+        check_chunk(chunk, memory)
+        self.model, self.memory, self.sequence, self.chunk = model, memory, sequence, chunk
         self.budget, self.steps, self.recompute = self.read_budget(budget), steps, recompute
         self.keeps_bytes = self.budget is not None and self.budget.size is not None and plan is None
         self.order = order or ("subnetwork" if memory == "lean" else "time")
@@ -148,9 +155,16 @@ class Rule:
         self.make_optimizer, self.batch_size = optimizer, len(sample)
         self.sample = torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype, device="meta")
         with self.autocast("cpu"):  # where plans are made, whatever the device
-            self.plan = self.make_plan() if plan is None else plan
+            self.plan = self.with_chunk(self.make_plan()) if plan is None else plan
         if plan is not None and RECOMPUTE[recompute]:
-            self.plan = replace(plan, recompute=self.recompute_all())
+            self.plan = replace(self.plan, recompute=self.recompute_all())
+        if plan is not None and isinstance(chunk, int) and chunk > 1:
+            self.plan = replace(self.plan, chunk=chunk)
+        if self.plan.chunk > 1 and not self.takes_chunks(self.plan):
+            raise ValueError(
+                "pieces that run again through time take one time step after another: pass chunk=1, or "
+                'recompute="none".'
+            )
         self._assemble()
         check_recompute(self.plan, [self.flow(part) for part in self.subnetworks])
         self.schedulers = [schedule(o) for o in self.optimizers] if schedule else []
@@ -197,6 +211,22 @@ class Rule:
             binary=self.budget.binary, choose=choose,
         )  # fmt: skip
 
+    def with_chunk(self, plan: Plan) -> Plan:
+        """The plan with as many time steps together as were asked for."""
+        budget = None if self.budget is None else self.budget.size
+        if self.chunk == 1 or (self.chunk == "auto" and (self.steps == 1 or not self.takes_chunks(plan))):
+            return plan
+        if isinstance(self.chunk, int) and (budget is None or not self.takes_chunks(plan)):
+            return replace(plan, chunk=self.chunk)
+        return chunk_within(
+            self.network, plan, self.chunk, budget, self.trial, self.sample, self.steps, sequence=self.sequence,
+            binary=self.budget is not None and self.budget.binary,
+        )  # fmt: skip
+
+    def takes_chunks(self, plan: Plan) -> bool:
+        """Whether time steps can run together: not in the plain form, and not where pieces run again through time."""
+        return self.memory == "lean" and (self.online or not plan.recompute.any)
+
     def recompute_all(self) -> Recompute:
         """The same level for every stage, as it was asked for."""
         level = RECOMPUTE[self.recompute]
@@ -231,14 +261,14 @@ class Rule:
             self.check_promise(x, T)
         frames = split_frames(x, T, self.network.in_shape)
         check_batch(x, y, len(frames[0]), self.network.head.num_classes, self.modules())
-        losses, logits = self.train_on(self.subnetworks, frames, y, T)
+        losses, logits = self.train_on(self.subnetworks, in_chunks(frames, self.plan.chunk), y, T)
         assert logits is not None, "the last subnetwork is among all of them"
         return StepResult(losses[-1], losses, logits)
 
     def train_on(
         self, subnetworks: Sequence[Subnetwork], frames: Iterable[Kept], y: Tensor, T: int, learn: Learn | None = None
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Some of the subnetworks, which follow each other, on what the first of them reads at each time step: their
+        """Some of the subnetworks, which follow each other, on what the first of them reads, chunk by chunk: their
         losses, and the network's mean logits if its last one is among them. `learn` is called in place of the rule's
         own."""
         run = time_major if self.order == "time" else subnetwork_major
@@ -287,8 +317,10 @@ class Rule:
             for number, (part, flow) in enumerate(self._flows.items())
         }
         modules = list(self.modules())
-        borrowing = borrowed(modules, training=True, online=self.online, memory=self.memory)
-        with borrowing, taking_pixels_first(modules), self._showing(still, T) as self._still:
+        samples = len(y) if self.plan.chunk > 1 else None
+        borrowing = borrowed(modules, training=True, online=self.online, memory=self.memory, samples=samples)
+        by_step = norms_by_step(modules, samples)
+        with borrowing, by_step, taking_pixels_first(modules), self._showing(still, T) as self._still:
             try:
                 yield
             except BaseException:
@@ -318,7 +350,7 @@ class Rule:
         return contextlib.nullcontext() if dtype is None else torch.autocast(device or self.device.type, dtype)
 
     def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
-        """One time step of one subnetwork: forward, loss, and the gradient of this step added to the others."""
+        """One chunk of time of one subnetwork: forward, loss, and the gradient of it added to the others."""
         mark(step=t, subnetwork=self.subnetworks.index(subnetwork), phase="forward")
         levels = self._levels[subnetwork]
         if not any(levels):
@@ -332,7 +364,7 @@ class Rule:
         return output
 
     def forward(self, subnetwork: Subnetwork, x: Kept) -> tuple[Kept, Tensor]:
-        """Output of a subnetwork, cut from the graph and in its small form if lean, and its loss of this time step."""
+        """Output of a subnetwork, cut from the graph and in its small form if lean, and its loss of this chunk."""
         with saving(self.memory):
             output, logits = self._flows[subnetwork].run(x)
         loss = self.loss(logits)
@@ -340,19 +372,23 @@ class Rule:
         return output, loss
 
     def loss(self, logits: Tensor) -> Tensor:
-        """The loss of one time step."""
-        return cross_entropy(logits, self._labels) / self._steps
+        """The loss of one chunk of time, from the logits of one step after another."""
+        steps = len(logits) // len(self._labels)
+        if steps == 1:
+            return cross_entropy(logits, self._labels) / self._steps
+        return cross_entropy(logits, self._labels.repeat(steps)) * (steps / self._steps)
 
     def note(self, subnetwork: Subnetwork, logits: Tensor, loss: Tensor | None = None) -> None:
-        """Add a time step to what the training step gives."""
+        """Add a chunk of time to what the training step gives."""
         logits = logits.detach()
         loss = self.loss(logits) if loss is None else loss.detach()
         self._losses[subnetwork] = self._losses.get(subnetwork, 0) + loss
         if subnetwork.is_last:
-            self._logits = self._logits + logits
+            for of_step in logits.split(len(self._labels)):
+                self._logits = self._logits + of_step
 
     def gradient(self, subnetwork: Subnetwork, logits: Tensor) -> Tensor:
-        """The gradient of the loss of one time step, scaled if the precision asks for it."""
+        """The gradient of the loss of one chunk, scaled if the precision asks for it."""
         logits = logits.detach().requires_grad_()
         with torch.enable_grad():
             self.backward(subnetwork, self.loss(logits))

@@ -52,6 +52,16 @@ def check_subnetworks(subnetworks: Sequence[Subnetwork]) -> None:
             )
 
 
+def check_chunk(chunk: int | str, memory: str) -> None:
+    """Reject what is no number of time steps that may run together."""
+    if chunk == "auto":
+        return
+    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
+        raise ValueError(f'chunk is {chunk!r}: pass a number of time steps from 1 up, or "auto".')
+    if chunk > 1 and memory == "paper":
+        raise ValueError('memory "paper" is the plain form, one time step after another: pass memory="lean".')
+
+
 def check_recompute(plan: Plan, flows: Sequence[Flow]) -> None:
     """Reject a plan that runs pieces again which the network does not have, as one made for another network may."""
     stages = [(number, stage.name) for number, flow in enumerate(flows) for stage in flow.stages]
