@@ -158,7 +158,8 @@ def lif_sequence(
     """The steps of a whole sequence in one kernel: what `lif_step` gives step by step, to the last bit.
 
     Args:
-        x: input current, [T, ...] with T at least 1.
+        x: input current, [T, ...] with T at least 1; or the samples of T steps in one batch, [T·B, ...], where the
+            state has B.
         m_prev: membrane before reset at the step before the first, shape of `x[0]`.
         pack: also write the spikes as bits, for `kernels.bits_of(spikes)`.
         online: to every step the past is a constant, and the new membrane is cut from the graph.

@@ -43,11 +43,14 @@ class _NormalisedSteps(torch.autograd.Function):
     ) -> Tensor:
         y = torch.empty_like(x)
         running = (layer.running_mean, layer.running_var) if layer.track_running_stats else (None, None)
+        dtype = next((t.dtype for t in (weight, *running) if t is not None), x.dtype)
         kept = []
         for x_t, y_t in zip(x.split(samples), y.split(samples), strict=True):
-            share = _share(layer)
-            y_of_step, mean, inverse = torch.native_batch_norm(x_t, weight, bias, *running, True, share, layer.eps)
-            y_t.copy_(y_of_step)
+            mean, inverse = (torch.empty(x.shape[1], dtype=dtype, device=x.device) for _ in range(2))
+            settings = True, _share(layer), layer.eps
+            torch.ops.aten.native_batch_norm.out(
+                x_t, weight, bias, *running, *settings, out=y_t, save_mean=mean, save_invstd=inverse
+            )
             kept += [mean, inverse]
         ctx.save_for_backward(x, weight, *kept)
         ctx.eps, ctx.samples = layer.eps, samples

@@ -37,12 +37,10 @@ class GuardedSteps:
         if not names:
             return optimizer.step()
         gradients = [grad for name in names if (grad := parameters[name].grad) is not None]
-        largest = torch.stack(torch._foreach_norm(gradients, ord=float("inf")))
-        if largest.device.type == "cuda":
-            return self._step_unseen(optimizer, subnetwork, largest)
-        if has_values(largest) and not largest.isfinite().all():
+        if gradients[0].device.type == "cuda":
+            return self._step_unseen(optimizer, subnetwork, _largest(gradients))
+        if not _squares_are_finite(gradients) and not (largest := _largest(gradients)).isfinite().all():
             raise NotFinite(f"the gradient of {_bad(names, largest)} in {subnetwork}", "; the weights are as they were")
-        del largest  # before the optimizer takes memory of its own
         return optimizer.step()
 
     def check(self) -> None:
@@ -75,6 +73,18 @@ REMEDY = "look for NaN or very large values in the input, or lower the learning 
 def has_values(tensor: Tensor) -> bool:
     """Whether a tensor holds numbers, not only a shape."""
     return not (isinstance(tensor, FakeTensor) or tensor.is_meta)
+
+
+def _largest(gradients: list[Tensor]) -> Tensor:
+    """The largest magnitude in each."""
+    return torch.stack(torch._foreach_norm(gradients, ord=float("inf")))
+
+
+def _squares_are_finite(gradients: list[Tensor]) -> bool:
+    """Whether the sum of squares of each is a finite number, as then all its elements are. On CPU this is found in a
+    tenth of the time of the largest magnitude; large numbers have squares that are not, so a no says nothing yet."""
+    norms = torch.stack(torch._foreach_norm(gradients))
+    return not has_values(norms) or bool(norms.isfinite().all())
 
 
 def _bad(names: Sequence[str], largest: Tensor) -> str:

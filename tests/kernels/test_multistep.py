@@ -56,6 +56,36 @@ def test_sequence_equals_single_steps(target, neuron):
     check(neuron, random(neuron, (37,), device=target.device, steps=4), target)
 
 
+@pytest.mark.parametrize("order", ["samples", "channels_last", "pixels first"])
+@pytest.mark.parametrize("way", ["sequence", "online", "over"])
+@every_neuron
+def test_time_steps_in_one_batch(target, neuron, way, order):
+    """[T·B, ...] is [T, B, ...]: the same spikes, bits, states and gradients."""
+    given = random(neuron, (2, 3, 2, 4), device=target.device, steps=3)
+    options = {"backend": target.backend} | ({"online": True} if way == "online" else {})
+
+    def laid_out(t):
+        if order == "channels_last":
+            return t.contiguous(memory_format=torch.channels_last)
+        return t.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2) if order == "pixels first" else t
+
+    def results(flat):
+        batch = laid_out(given.x.flatten(0, 1))
+        x = (batch if flat else batch.unflatten(0, (3, 2))).detach().clone().requires_grad_()
+        states = [laid_out(state.clone()) for state in given.states]
+        call = neuron.sequence_ if way == "over" else neuron.sequence
+        found = call(x, *states, *given.learned, **neuron.options | options)
+        spikes, *after = found if isinstance(found, tuple) else (found, *states)
+        assert spikes.shape == x.shape
+        spikes.backward(given.grad_spikes.view(spikes.shape))
+        if (bits := bits_of(spikes)) is not None:
+            assert_equal(bits, pack_bits(spikes.detach()))
+        return *(t if flat else t.flatten(0, 1) for t in (spikes, x.grad)), *after
+
+    for one, other in zip(results(flat=True), results(flat=False), strict=True):
+        assert_equal(one, other)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(target, variant):
     neuron, options = VARIANTS[variant]

@@ -13,6 +13,7 @@ from .processes import run
 RULES = {
     "bptt": {}, "bptt, recomputing": {"recompute": "twice"}, "sltt": {}, "ell": {}, "stdl": {},
     "stdl, recomputing": {"recompute": "all"}, "stdl, plain": {"memory": "paper"},
+    "stdl, chunks": {"chunk": 2},
 }  # fmt: skip
 BATCHES, SIZE, T = 4, 8, 3
 

@@ -14,6 +14,8 @@ CASES = {
     "stdl, lean, images": ("stdl", "resnet18", 0, {}),
     "stdl, lean, sequences": ("stdl", "resnet18", 3, {}),
     "stdl, recomputing, sequences": ("stdl", "resnet18", 3, {"recompute": "all"}),
+    "stdl, chunks, images": ("stdl", "resnet18", 0, {"chunk": 2}),
+    "stdl, recomputing, chunks, sequences": ("stdl", "resnet18", 3, {"recompute": "all", "chunk": 2}),
     "stdl, plain, images": ("stdl", "resnet18", 0, {"memory": "paper"}),
     "ell, pooled maps": ("ell", "vgg11", 0, {}),
     "decolle, sums of spikes": ("decolle", "sew_resnet34", 2, {}),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stdl_engine.rules import RULES
-from stdl_engine.rules.finite import NotFinite
+from stdl_engine.rules.finite import GuardedSteps, NotFinite
 
 from .nets import assert_same, batch, make, numbers, small
 
@@ -61,3 +61,22 @@ def test_a_later_subnetwork_is_named():
     later = [key for key in before if key.startswith(("model.4.", "model.8.", "model.9.", "auxiliary.1."))]
     assert later
     assert_same({key: before[key] for key in later}, {key: after[key] for key in later})
+
+
+def test_large_gradients_are_numbers():
+    """Their squares are not finite, and they are."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.tensor([1e30, -1e30, 0.0])
+    GuardedSteps().step(torch.optim.SGD([parameter], lr=1e-30), "subnetwork 1", {"w": parameter})
+    assert parameter.tolist() == [-1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_one_bad_number_among_many(value):
+    good, bad = torch.nn.Parameter(torch.zeros(5)), torch.nn.Parameter(torch.zeros(1000))
+    good.grad, bad.grad = torch.full((5,), 1e30), torch.ones(1000)
+    bad.grad[617] = value
+    with pytest.raises(NotFinite, match="the gradient of b in subnetwork 2 is not a finite number; the weights are as"):
+        GuardedSteps().step(torch.optim.SGD([good, bad], lr=1.0), "subnetwork 2", {"a": good, "b": bad})
+    assert not good.any()
+    assert not bad.any()
