@@ -18,7 +18,7 @@ from .planning.network import check_model
 from .planning.plan import Plan
 from .planning.planner import Prediction, predict
 from .planning.published import PUBLISHED
-from .recipes import Recipe
+from .recipes import SMALLEST_BATCH, Recipe
 from .rules import CHOICES, RULES, Rule, candidates
 
 if TYPE_CHECKING:
@@ -99,6 +99,17 @@ def make_rule(recipe: Recipe, model: nn.Sequential, sample: Tensor, batches: int
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)
     return CHOICES[recipe.rule](model, optimizer_factory(recipe), sample, schedule=schedule, **rule_options(recipe))
+
+
+def for_shard(recipe: Recipe, shards: int) -> Recipe:
+    """The recipe of one of so many ranks that share every batch."""
+    size = recipe.batch_size
+    if size % shards or size // shards < SMALLEST_BATCH:
+        raise ValueError(
+            f"--batch-size is {size}, which is for all {shards} ranks that share a batch: make it a multiple of "
+            f"{shards}, at least {SMALLEST_BATCH * shards}."
+        )
+    return replace(recipe, batch_size=size // shards)
 
 
 def rule_in(recipe: Recipe, rule: Rule) -> Recipe:

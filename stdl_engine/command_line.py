@@ -125,12 +125,18 @@ def with_config(recipe: Recipe, arguments: Sequence[str]) -> tuple[dict[str, Any
 
 def config_path(arguments: Sequence[str]) -> Path | None:
     """The last file that --config names."""
-    path = None
+    path = last_value("--config", arguments)
+    return None if path is None else Path(path)
+
+
+def last_value(option: str, arguments: Sequence[str]) -> str | None:
+    """What an option is given the last time it is written, before the rest is read."""
+    value = None
     for place, token in enumerate(arguments):
-        name, equals, value = token.partition("=")
-        if name == "--config" and (equals or place + 1 < len(arguments)):
-            path = Path(value if equals else arguments[place + 1])
-    return path
+        name, equals, word = token.partition("=")
+        if name == option and (equals or place + 1 < len(arguments)):
+            value = word if equals else arguments[place + 1]
+    return value
 
 
 def read_config(path: Path) -> dict[str, Any]:

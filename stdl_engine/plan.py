@@ -27,14 +27,12 @@ with extra("train", __name__):
     from .planning.plan import fold_names
     from .planning.planner import PARTS, Prediction
     from .printer import WIDTH, Printer
-    from .recipes import RECIPES, Recipe, by_rule, find
+    from .recipes import RECIPES, SMALLEST_BATCH, Recipe, by_rule, find
     from .stopping import StopSignals
     from .tradeoff import as_csv, choice_table, draw, trade_off
 
 HEADINGS = ("subnetwork", "auxiliary network")
 COMPARED = ("bptt", "sltt", "decolle", "ell", "stdl")
-SMALLEST_BATCH = 2
-"""Batch norm cannot learn from one sample."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from .building import make_rule, sample_batch, shapes_of
+from .building import for_shard, make_rule, sample_batch, shapes_of
 from .parallel.forecast import Forecast, forecast
-from .parallel.simulate import SMALLEST_BATCH, Layout, Machine, layout
+from .parallel.simulate import Layout, Machine, layout
 from .planning.budgets import format_bytes, parse_budget
-from .recipes import Recipe
+from .recipes import SMALLEST_BATCH, Recipe
 from .rules import Rule
 
 FLOAT = 4
@@ -36,13 +36,7 @@ class RankPlan:
 
 def rule_of(recipe: Recipe, shards: int) -> Rule:
     """The recipe's rule without numbers, for one rank's part of each batch."""
-    size = recipe.batch_size
-    if size % shards or size // shards < SMALLEST_BATCH:
-        raise ValueError(
-            f"--batch-size is {size}, which is for all {shards} ranks that share a batch: make it a multiple of "
-            f"{shards}, at least {SMALLEST_BATCH * shards}."
-        )
-    here = replace(recipe, batch_size=size // shards)
+    here = for_shard(recipe, shards)
     model = shapes_of(here)
     return make_rule(here, model, sample_batch(here, next(model.parameters()).device), 1)
 

@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from . import checkpoints
-from .building import placed
+from .building import for_shard, placed
 from .data import Batches, Dataset
 from .data.loader import generator_for
 from .memory.tracker import Tracker
 from .meter import Meter
 from .parallel import Halted, ParallelRule, Ranks
 from .parallel.forecast import forecast
+from .planning.fit import held
 from .printer import Printer
 from .recipes import Recipe, as_dict
 from .rules import StepResult
@@ -59,13 +60,7 @@ class RankTrainer(Trainer):
 
     @property
     def recipe_here(self) -> Recipe:
-        size = self.recipe.batch_size
-        if size % self.ranks.shards or size // self.ranks.shards < 2:
-            raise ValueError(
-                f"--batch-size is {size}, which is for all {self.ranks.shards} ranks that share a batch: make it a "
-                f"multiple of {self.ranks.shards}, at least {2 * self.ranks.shards}."
-            )
-        return replace(self.recipe, batch_size=size // self.ranks.shards)
+        return for_shard(self.recipe, self.ranks.shards)
 
     def run(self) -> dict[str, Any]:
         summary = super().run()
@@ -110,12 +105,8 @@ class RankTrainer(Trainer):
     @contextlib.contextmanager
     def _followed(self) -> Iterator[None]:
         """Inside, the memory of this rank's training step is followed, what it holds all the time included."""
-        here = slice(self.parallel.here.start, self.parallel.here.stop)
-        states = (state for optimizer in self.rule.optimizers[here] for state in optimizer.state.values())
         tracker = Tracker()
-        for part in self.parallel.mine:
-            tracker.follow([*part.parameters(), *part.buffers()])
-        tracker.follow([value for state in states for value in state.values() if isinstance(value, Tensor)])
+        tracker.follow(held(self.parallel.mine, self.rule.optimizers))
         with tracker:
             yield
         self.peak_bytes = tracker.peak

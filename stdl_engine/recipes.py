@@ -18,6 +18,9 @@ from .planning.budgets import parse_budget
 from .rules import CHOICES
 from .settings import Between, OneOf, OneOfOrOwn, SettingError, check_fields
 
+SMALLEST_BATCH = 2
+"""Samples that batch norm can learn from."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -90,7 +93,7 @@ class Recipe:
     channels_last on CPU lets convolutions read bits."""
 
     epochs: Annotated[int, Between(1, 1_000_000)]
-    batch_size: Annotated[int, Between(2, 10_000_000)]
+    batch_size: Annotated[int, Between(SMALLEST_BATCH, 10_000_000)]
     optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: Annotated[float, Between(0, 1e30)]
     """At the start; falls along a cosine to zero."""

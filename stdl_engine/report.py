@@ -33,7 +33,7 @@ with extra("train", __name__):
     from .analysis.page import page
     from .analysis.runs_of_report import Trained, command_of, in_words, train_missing
     from .analysis.study import Choice, Study
-    from .command_line import given, parse, recipe_in, run_command, with_config
+    from .command_line import given, last_value, parse, recipe_in, run_command, with_config
     from .comparison import COMPARED, SEEDS
     from .locked_folder import LockedFolder
     from .printer import Printer
@@ -101,7 +101,7 @@ def command(arguments: list[str], stop: StopSignals) -> None:
 def parse_options(arguments: list[str]) -> tuple[Choice, list[str]]:
     """What was asked for, and the names of the analyses."""
     typed = given(arguments)
-    name = _value_of("--recipe", arguments) or DEFAULT
+    name = last_value("--recipe", arguments) or DEFAULT
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}: choose from {', '.join(RECIPES)}.")
     settings, configured = with_config(RECIPES[name], arguments)
@@ -132,15 +132,6 @@ def _named(names: Sequence[str], known: dict[str, Any], what: str) -> list[str]:
         if list(names).count(name) > 1:
             raise ValueError(f"the {what} {name} is named twice: name it once.")
     return list(names)
-
-
-def _value_of(option: str, arguments: Sequence[str]) -> str | None:
-    value = None
-    for place, token in enumerate(arguments):
-        name, equals, word = token.partition("=")
-        if name == option and (equals or place + 1 < len(arguments)):
-            value = word if equals else arguments[place + 1]
-    return value
 
 
 def report(

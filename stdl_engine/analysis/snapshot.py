@@ -11,7 +11,7 @@ import pickle
 from typing import Any
 
 from ..memory.tracker import Place
-from ..planning.planner import Recording
+from ..planning.recording import Recording
 
 START = 1 << 32
 """Where the one segment begins."""

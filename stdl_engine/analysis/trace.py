@@ -16,7 +16,8 @@ from ..building import optimizer_factory, rule_options, sample_batch, shapes_of
 from ..memory.tracker import Place
 from ..planning.budgets import format_bytes
 from ..planning.plan import Plan
-from ..planning.planner import PARTS, Recording, record
+from ..planning.planner import PARTS
+from ..planning.recording import Recording, record
 from ..recipes import RECIPES, Recipe, by_rule
 from ..rules import RULES
 from ..units import label_of
@@ -69,7 +70,8 @@ def by_unit(recording: Recording, steps: int) -> list[tuple[int, int, int]]:
             key = (step, unit)
             most[key] = max(most.get(key, 0), sum(moment.parts))
     last = recording.plan.parts[-1].units.stop
-    return [(t, unit, most.get((t, unit), 0)) for t in range(steps) for unit in range(last)]
+    chunks = -(-steps // recording.plan.chunk)
+    return [(t, unit, most.get((t, unit), 0)) for t in range(chunks) for unit in range(last)]
 
 
 def unit_at(place: Place, plan: Plan) -> int | None:

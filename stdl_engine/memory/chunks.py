@@ -83,10 +83,10 @@ def _share(layer: _BatchNorm) -> float:
 
 
 @functools.cache
-def _per_step(kind: type[_BatchNorm]) -> type[_BatchNorm]:
+def _per_step(kind: Any) -> type[_BatchNorm]:
     """The class of batch norm layers of a kind that are given chunks of `samples` for each time step."""
 
-    class PerStep(kind):  # type: ignore[misc, valid-type]
+    class PerStep(kind):
         samples: int
 
         def forward(self, x: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def norms_by_step(modules: Iterable[nn.Module], samples: int | None) -> Iterator
     """Inside, batch norm layers take so many samples for one time step and have statistics of each; all samples, if no
     number is given."""
     norms = [] if samples is None else [m for m in dict.fromkeys(modules) if isinstance(m, _BatchNorm)]
-    kinds = [type(norm) for norm in norms]
+    kinds: list[Any] = [type(norm) for norm in norms]
     try:
         for norm, kind in zip(norms, kinds, strict=True):
             norm.__class__ = _per_step(kind)

@@ -62,9 +62,9 @@ Kept = Bits | Counts | Repeated | Tensor
 """A tensor in its small form, or as it is where it has none."""
 
 
-def keep(t: Tensor) -> Kept:
+def keep(t: Tensor) -> Bits | Counts | Tensor:
     """The small form of a tensor if it has one, else the tensor itself."""
-    kept: Kept = t
+    kept: Bits | Counts | Tensor = t
     if (bits := bits_of(t)) is not None:
         kept = Bits(bits, t.shape, t.stride(), t.dtype)
     elif is_spikes(t):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from ..planning.network import Network
 from ..planning.plan import Plan
-from ..planning.planner import fake_copy, fake_like, faking
+from ..planning.planner import fake_like, faking
 from ..planning.work import BACKWARD, FORWARD, Work
 from ..rules import Rule
 
@@ -48,7 +47,7 @@ def balanced(work: Sequence[float], stages: int, fits: Callable[[range], bool] =
 def counted_work(rule: Rule) -> list[float]:
     """Multiply-adds of a training step of each subnetwork, for one sample and time step, counted on shapes alone."""
     with faking():
-        twin = rule.trial(Network.sharing(rule.network, fake_copy(rule.model)), rule.plan)
+        twin = rule.without_numbers()
         work = Work.of(twin.subnetworks, twin.flow, fake_like(rule.sample))
     return work_by_subnetwork(work, rule.plan)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..memory.chunks import in_chunks
 from ..memory.spikes import Kept, small_tensor
 from ..memory.tracker import Tracker
-from ..planning.network import Network
-from ..planning.planner import fake_copy, fake_like, faking
+from ..planning.fit import held
+from ..planning.planner import fake_like, faking
 from ..planning.subnetworks import Subnetwork
 from ..planning.work import Work
 from ..rules import Rule
@@ -69,7 +69,7 @@ class Forecast:
 def forecast(rule: Rule, stages: int, T: int, *, sequence: bool = False, ahead: int = 2) -> Forecast:
     """What the stages of a rule need for a batch like its sample. The model is not touched."""
     with faking(), rule.autocast("cpu"):
-        twin = rule.trial(Network.sharing(rule.network, fake_copy(rule.model)), rule.plan)
+        twin = rule.without_numbers()
         x = fake_like(rule.sample)
         work = work_by_subnetwork(Work.of(twin.subnetworks, twin.flow, x), rule.plan)
         runs = balanced(work, stages)
@@ -112,12 +112,8 @@ def _stage(
             outputs.append(output)
         return output
 
-    numbers = [rule.subnetworks.index(part) for part in parts]
-    states = [state for number in numbers for state in rule.optimizers[number].state.values()]
     tracker = Tracker()
-    tracker.follow([t for part in parts for t in (*part.parameters(), *part.buffers())])
-    tracker.follow([t for state in states for t in state.values() if isinstance(t, Tensor)])
-    tracker.follow([y, *(small_tensor(frame) for frame in frames)])
+    tracker.follow([y, *held(parts, rule.optimizers), *(small_tensor(frame) for frame in frames)])
     with tracker:
         rule.train_on(parts, frames, y, T, learn)
     return tracker.peak, outputs

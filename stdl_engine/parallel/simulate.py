@@ -7,9 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SMALLEST_BATCH = 2
-"""Samples per rank that batch norm can learn from."""
-
 
 @dataclass(frozen=True)
 class Machine:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.layout import dense
-from ..memory.spikes import Bits, Counts, Kept
+from ..memory.spikes import Bits, Counts, Kept, restore
 
 DIVISORS = (1, 4, 9, 16)
 """An average of spikes over a window of so many pixels is a whole number divided by that. A tensor is sent as one byte
@@ -43,7 +43,7 @@ def encode(kept: Kept) -> Wire:
     if isinstance(kept, Counts):
         small = dense(kept.small)
         return Wire(_on_host(_in_memory_order(small)), _meta("counts", small.shape, small.stride(), kept.dtype))
-    return _encode_tensor(dense(kept.detach()))
+    return _encode_tensor(dense(restore(kept).detach()))
 
 
 def _encode_tensor(t: Tensor) -> Wire:

@@ -49,7 +49,7 @@ def chunk_within(
     """A plan with so many time steps together, or with "auto" as many as keep to a budget in bytes."""
     with unset_fake_temporarily(), faking():
         chunks = Chunks(network, trial, sample, T, sequence=sequence, binary=binary)
-        if chunk == "auto":
+        if isinstance(chunk, str):
             return chunks.most(plan, budget)
         assert budget is not None, "there is nothing to be checked without one"
         return chunks.checked(replace(plan, chunk=chunk), budget)

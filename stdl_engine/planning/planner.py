@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels.layout import is_dense
 from ..memory.spikes import Kept
@@ -103,13 +102,13 @@ def predict(
     `autocast` too: the rule is made under it.
     """
     with _autocast("cpu", autocast), faking():
-        trained, x, y = _fake_rule(rule, model, optimizer, sample, T, sequence=sequence, **options)
+        trained, x, y = fake_rule(rule, model, optimizer, sample, T, sequence=sequence, **options)
         cost = Work.of(trained.subnetworks, trained.flow, x[0] if sequence else x).relative(trained.plan.recompute)
         return replace(measure(trained, x, y, T), cost=cost)
 
 
-def _fake_rule(
-    rule: Callable[..., Trainable], model: nn.Sequential, optimizer: Callable[..., Optimizer],
+def fake_rule(
+    rule: Callable[..., Trainable], model: nn.Sequential, optimizer: MakeOptimizer,
     sample: Tensor | tuple[int, ...], T: int, *, sequence: bool, **options: Any,
 ) -> tuple[Trainable, Tensor, Tensor]:  # fmt: skip
     """A rule on fake tensors, and a batch for it."""
@@ -126,13 +125,18 @@ def measure(rule: Trainable, x: Tensor, y: Tensor, T: int, *, autocast: torch.dt
     stays in force.
     """
     with _autocast(x.device.type, autocast):
-        rule.step(x[:1] if x.ndim > 1 + len(rule.network.in_shape) else x, y, 1)
+        short_step(rule, x, y)
         return observed_step(rule, x, y, T)[1]
+
+
+def short_step(rule: Trainable, x: Tensor, y: Tensor) -> None:
+    """One time step of a batch, after which the optimizer has its state."""
+    rule.step(x[:1] if x.ndim > 1 + len(rule.network.in_shape) else x, y, 1)
 
 
 def observed_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> tuple[Any, Prediction]:
     """`rule.step(x, y, T)`, and the peak memory of it."""
-    observed = _Observed(rule, x, y)
+    observed = Observed(rule, x, y)
     with observed.tracker:
         result = rule.step(x, y, T)
     tracker = observed.tracker
@@ -160,8 +164,8 @@ def observed_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> tuple[Any, P
 
 def traced_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> list[Event]:
     """Every change of the bytes alive in `rule.step(x, y, T)`, with its place, after the optimizer has its state."""
-    rule.step(x[:1] if x.ndim > 1 + len(rule.network.in_shape) else x, y, 1)
-    tracker = _Observed(rule, x, y).tracker
+    short_step(rule, x, y)
+    tracker = Observed(rule, x, y).tracker
     tracker.trace = [Event(tracker.place, tracker.current)]
     tracker.at_peak = tracker.on_change = None
     with tracker:
@@ -169,52 +173,7 @@ def traced_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> list[Event]:
     return tracker.trace
 
 
-@dataclass(frozen=True)
-class Moment:
-    """A storage that was born or has died in a training step: where, its identity and bytes (negative if it died), and
-    what all bytes alive are at a birth, one number for each of `PARTS`."""
-
-    place: Place
-    storage: int
-    size: int
-    parts: tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A training step from its first byte to its last: the plan, the storages alive before it, and what changed."""
-
-    plan: Plan
-    held: dict[int, int]
-    before: tuple[int, ...]
-    moments: list[Moment]
-
-
-def record(
-    rule: Callable[..., Trainable], model: nn.Sequential, optimizer: Callable[..., Optimizer],
-    sample: Tensor | tuple[int, ...], T: int, *, sequence: bool = False, **options: Any,
-) -> Recording:  # fmt: skip
-    """Every byte of the step that `predict` gives the peak of, with what it is; arguments are those of `predict`."""
-    with faking():
-        trained, x, y = _fake_rule(rule, model, optimizer, sample, T, sequence=sequence, **options)
-        trained.step(x[:1] if sequence else x, y, 1)
-        observed, moments = _Observed(trained, x, y), []
-
-        def note(tracker: Tracker) -> None:
-            storage, size = tracker.changed
-            born = size >= 0  # what is dying must not be looked at, and its heirs are not known yet
-            parts = tuple(observed.parts_now(tracker).values()) if born else None
-            moments.append(Moment(tracker.place, storage, size, parts))
-
-        tracker = observed.tracker
-        held, before = tracker.alive(), tuple(observed.parts_now(tracker).values())
-        tracker.at_peak, tracker.on_change = None, note
-        with tracker:
-            trained.step(x, y, T)
-        return Recording(trained.plan, held, before, moments)
-
-
-class _Observed:
+class Observed:
     """A tracker on a rule's next step that also notes what the peak is made of and each subnetwork's own peak."""
 
     def __init__(self, rule: Trainable, *batch: Tensor) -> None:
@@ -258,16 +217,16 @@ class _Observed:
 @contextlib.contextmanager
 def faking() -> Iterator[None]:
     """Inside, tensors are fake."""
-    with FakeTensorMode(), _MixedBatchNorm():
+    with _Faking():
         yield
 
 
-class _MixedBatchNorm(TorchDispatchMode):
+class _Faking(FakeTensorMode):
     """Batch norm of low-precision maps with float32 weights keeps its statistics in float32; PyTorch's fake one does
-    not."""
+    not, this one does."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if func is torch.ops.aten.native_batch_norm.default and args[1] is not None:
             output, *statistics = result
             return output, *(t.to(args[1].dtype) for t in statistics)

@@ -27,7 +27,7 @@ from ..planning.flow import Flow
 from ..planning.levels import recompute_within
 from ..planning.network import Network, check_model
 from ..planning.plan import Plan, Recompute, plan_of_layers
-from ..planning.planner import MakeOptimizer
+from ..planning.planner import MakeOptimizer, fake_copy
 from ..planning.subnetworks import Subnetwork, build
 from ..stream import Learn, subnetwork_major, time_major
 from .batch import check_batch, check_sample, split_frames
@@ -186,6 +186,10 @@ class Rule:
         twin._assemble()
         twin.schedulers, twin.scalers, twin.exchange = [], [], None
         return twin
+
+    def without_numbers(self) -> Self:
+        """The same rule on a copy of the network whose tensors are fake; inside `faking()`."""
+        return self.trial(Network.sharing(self.network, fake_copy(self.model)), self.plan)
 
     def read_budget(self, budget: float | str | Budget | None) -> Budget | None:
         """What a budget means to this rule."""
