@@ -22,7 +22,18 @@ def as_json(capsys, *arguments):
 
 def test_json(capsys):
     answer = as_json(capsys, "resnet18", *SMALL)
-    names = ["rule", "memory", "batch_size", "steps", "peak_bytes", "parts", "subnetworks", "recompute", "cost"]
+    names = [
+        "rule",
+        "memory",
+        "batch_size",
+        "steps",
+        "peak_bytes",
+        "parts",
+        "subnetworks",
+        "recompute",
+        "cost",
+        "chunk",
+    ]
     assert list(answer) == names
     assert (answer["rule"], answer["memory"], answer["batch_size"], answer["steps"]) == ("STDL", "lean", 8, 2)
     assert sum(answer["parts"].values()) == answer["peak_bytes"]
@@ -107,6 +118,20 @@ def test_a_rule_that_keeps_to_bytes_names_the_pieces_that_run_again(capsys):
     assert lean["peak_bytes"] <= budget
     assert set(lean["recompute"]) & {"1/0:4C3", "1/1:4R.1", "1/1:4R.2"}
     assert 1 < lean["cost"] < 4 / 3
+
+
+def test_time_steps_together(capsys):
+    one, two = (as_json(capsys, "resnet18", *SMALL, "--rule", "sltt", "--chunk", size) for size in ("1", "2"))
+    assert (one["chunk"], two["chunk"]) == (1, 2)
+    assert two["peak_bytes"] > one["peak_bytes"]
+    assert (
+        as_json(capsys, "resnet18", *SMALL, "--rule", "sltt", "--chunk", "auto", "--budget", str(two["peak_bytes"]))[
+            "chunk"
+        ]
+        == 2
+    )
+    assert main(["resnet18", *SMALL, "--rule", "sltt", "--chunk", "2"]) == 0
+    assert "2 time steps run together" in capsys.readouterr().out
 
 
 def test_auto_shows_what_else_there_is(capsys):
