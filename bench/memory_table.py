@@ -6,7 +6,9 @@ python -m bench.memory_table            prints the tables of docs/memory.md
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stdl_engine.building import predict_peak
 from stdl_engine.recipes import RECIPES, Recipe, by_rule
@@ -23,6 +25,13 @@ class Published:
     published_gb: float
     batch_size: int
     steps: int
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Other settings than the recipe's."""
+
+    @property
+    def label(self) -> str:
+        """The rule, and what was changed."""
+        return ", ".join([self.rule.upper(), *(f"{NAMES[name]}{value}" for name, value in self.changes.items())])
 
 
 PUBLISHED_GB = {  # recipe: batch, T, GB for each of RULE_NAMES
@@ -40,6 +49,13 @@ TIME_STEPS = (
 )
 
 
+EVEN = {3: 3.36, 5: 2.63, 7: 2.29, 9: 2.29}
+"""K even groups on CIFAR-10, T=1."""
+NEURONS = {("bptt", "plif"): 300.92, ("stdl", "plif"): 12.47, ("bptt", "alif"): 308.48, ("stdl", "alif"): 21.42}
+"""Other neurons on GAIT-DAY-DVS."""
+NAMES = {"groups": "K=", "neuron": ""}
+
+
 def rows() -> list[Published]:
     """Every published figure this project plans."""
     main = [
@@ -47,7 +63,11 @@ def rows() -> list[Published]:
         for recipe, (batch, T, figures) in PUBLISHED_GB.items()
         for rule, gb in zip(RULE_NAMES, figures, strict=True)
     ]
-    return main + [Published(recipe, rule, gb, 512, T) for (recipe, rule, T), gb in TIME_STEPS]
+    over_time = [Published(recipe, rule, gb, 512, T) for (recipe, rule, T), gb in TIME_STEPS]
+    even = [Published("cifar10", "even", gb, 512, 1, {"groups": K}) for K, gb in EVEN.items()]
+    gait = "gait-day-dvs"
+    neurons = [Published(gait, rule, gb, 100, 20, {"neuron": neuron}) for (rule, neuron), gb in NEURONS.items()]
+    return main + over_time + even + neurons
 
 
 def peak_gb(recipe: Recipe, rule: str, memory: str) -> float:
@@ -64,11 +84,11 @@ def main() -> None:
     for row in rows():
         if only and row.recipe != only:
             continue
-        recipe = replace(RECIPES[row.recipe], batch_size=row.batch_size, steps=row.steps)
+        recipe = replace(RECIPES[row.recipe], batch_size=row.batch_size, steps=row.steps, **row.changes)
         plain, lean = (peak_gb(recipe, row.rule, memory) for memory in ("paper", "lean"))
         off = plain / row.published_gb - 1
         print(
-            f"| {row.recipe} | {recipe.model} | {row.rule.upper()} | {row.batch_size} | {row.steps} "
+            f"| {row.recipe} | {recipe.model} | {row.label} | {row.batch_size} | {row.steps} "
             f"| {row.published_gb:.2f} | {plain:.2f} | {off:+.1%} | {lean:.2f} | {row.published_gb / lean:.1f}× |",
             flush=True,
         )

@@ -24,7 +24,9 @@ class EvenLocal(Rule):
         count = len(self.network.units)
         if not isinstance(self.K, int) or isinstance(self.K, bool) or not 1 <= self.K <= count:
             raise ValueError(f"K is {self.K!r}: this network has {count} units, so K must be 1 to {count}.")
-        edges = [round(group * count / self.K) for group in range(self.K + 1)]
+        edges = [
+            -(-group * count // self.K) for group in range(self.K + 1)
+        ]  # the published rows have longer ones first
         return plan_with_linear_heads(self.network, [range(a, b) for a, b in itertools.pairwise(edges)])
 
 

@@ -7,7 +7,7 @@ import torch
 
 from stdl_engine.models import build_model
 from stdl_engine.planning.planner import predict
-from stdl_engine.rules import BPTT, SLTT, STDL
+from stdl_engine.rules import BPTT, SLTT, STDL, EvenLocal
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 BATCH = (512, 3, 32, 32)
@@ -34,6 +34,11 @@ def gigabytes(rule, T, **options):
 )
 def test_plain_form_is_the_published_one(rule, T, published, within):
     assert gigabytes(rule, T, memory="paper") == pytest.approx(published, rel=within)
+
+
+@pytest.mark.parametrize(("K", "published"), [(3, 3.36), (5, 2.63), (7, 2.29), (9, 2.29)])
+def test_even_groups_take_what_the_published_ones_do(K, published):
+    assert gigabytes(EvenLocal, 1, K=K, memory="paper") == pytest.approx(published, rel=0.015)
 
 
 def test_lean_stdl():
