@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.utils import _pair
 
+from ..kernels.small_form import bits_of
 from ..kernels.spike_conv import by_columns, is_weight_bound, spike_conv, spike_conv_weight_gradient, takes
 from .pieces import Carried, dense
 from .spikes import Bits, pack_saved, subsampled, unpack_saved
@@ -85,6 +87,44 @@ def _channels_last(weight: Tensor) -> Tensor:
     _, channels, height, width = weight.shape
     strides = (channels * height * width, 1, channels * width, channels)
     return weight.contiguous(memory_format=torch.channels_last).as_strided(weight.shape, strides)
+
+
+class _BitConv(torch.autograd.Function):
+    """A convolution of bits in a graph that is not ours to free: it keeps the bits as any node keeps what it saves."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bits: Bits, stride: list[int], padding: list[int]) -> Tensor:
+        ctx.save_for_backward(weight, bits.small)
+        ctx.shape, ctx.settings = x.shape, (stride, padding, [1, 1], False, [0, 0], 1)
+        ctx.from_bits = ctx.channels_last = True
+        return spike_conv(bits.small, weight, x.shape, stride, padding)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, small = ctx.saved_tensors
+        stride, padding, *_ = ctx.settings
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = spike_conv_weight_gradient(small, grad, ctx.shape, weight.shape, stride, padding)
+        if ctx.needs_input_grad[0]:
+            grad_x = _input_gradient(ctx, grad, weight)
+        return grad_x, grad_weight, None, None, None
+
+
+def convolve_bits(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor | None:
+    """The convolution of spikes by their bits, which are all that is kept of them; None where x has no bits, or the
+    kernels do not take them. The graph may go back more than once."""
+    small = bits_of(x)
+    if small is None or not takes(x.shape, x.stride(), x.dtype, weight, (1, 1), 1):
+        return None
+    bits = Bits(small, x.shape, x.stride(), x.dtype)
+    return _BitConv.apply(x, weight, bits, list(stride), list(padding))
+
+
+def every_pixel(x: Tensor, down: int, right: int) -> Tensor:
+    """Every so manieth pixel of a map in memory of its own, with a small form if the map has one."""
+    return _Pixels.apply(x, down, right)
 
 
 class _Pixels(torch.autograd.Function):

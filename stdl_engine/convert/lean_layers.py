@@ -1,0 +1,153 @@
+"""What the layers of an optimised model are: layers that keep spikes small in a training loop of the user's own.
+
+A layer stays the object it is and takes another class, derived from the one it has and from one of these. Each computes
+what the layer did. Inside a learning rule, which sets `memory_form`, they do as the engine's own layers do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.utils import _pair
+
+from ..kernels.bits.reference import pack
+from ..kernels.small_form import attach, bits_of, is_spikes, mark_counts
+from ..memory.layers import SpikeAvgPool2d, SpikeConv2d, convolve_bits, every_pixel
+from ..memory.pieces import Carried
+from ..memory.spikes import saving
+from ..memory.strided import skips_pixels
+
+
+class LeanConv2d(SpikeConv2d):
+    """`nn.Conv2d`; where it is given spikes with channels innermost on a CPU, it convolves their bits."""
+
+    def forward(self, x: Tensor | Carried) -> Tensor:
+        if self.memory_form is not None or isinstance(x, Carried):
+            return super().forward(x)
+        if torch.compiler.is_compiling() or not is_spikes(x):
+            return super().forward(x)
+        stride = self.stride
+        if skips_pixels(self):
+            # Only the pixels that are read are kept.
+            x, stride = every_pixel(x, *stride), (1, 1)
+        if self._is_ordinary() and not torch.is_autocast_enabled("cpu"):
+            y = convolve_bits(x, self.weight, stride, self.padding)  # type: ignore[arg-type]  # a name is not ordinary
+            if y is not None:
+                return y if self.bias is None else y.add_(self.bias[:, None, None])
+        if stride != self.stride:
+            return nn.functional.conv2d(x, self.weight, self.bias, groups=self.groups)
+        return super().forward(x)
+
+    def _is_ordinary(self) -> bool:
+        return why_dense(self) == ""
+
+
+def why_dense(conv: nn.Conv2d) -> str:
+    """Why a convolution cannot read bits; nothing if it can."""
+    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+        return f"its padding is {conv.padding_mode if conv.padding_mode != 'zeros' else conv.padding!r}"
+    if conv.groups != 1:
+        return f"it has {conv.groups} groups"
+    if conv.dilation != (1, 1):
+        return f"its dilation is {conv.dilation}"
+    if conv.in_channels % 16 or conv.out_channels % 16:
+        return f"{conv.in_channels} and {conv.out_channels} channels are not both a multiple of 16"
+    if conv.in_channels * conv.kernel_size[1] < 48:
+        return f"a window of {conv.kernel_size[1]} × {conv.in_channels} inputs a row is less than 48"
+    return ""
+
+
+class LeanAvgPool2d(SpikeAvgPool2d):
+    """`nn.AvgPool2d`, of whose input nothing is kept."""
+
+    memory_form: str | None = "lean"
+
+
+class _MaxPool(torch.autograd.Function):
+    """Keeps where the largest were, in as few bytes as say it, and nothing of the input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *settings: Any) -> Tensor:
+        ctx.shape, ctx.settings, ctx.layout = x.shape, settings, suggest_memory_format(x)
+        y, places = torch.ops.aten.max_pool2d_with_indices(x, *settings)
+        pixels = x.shape[-1] * x.shape[-2]
+        ctx.save_for_backward(places.to(torch.int16 if pixels <= 2**15 else torch.int32))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (places,) = ctx.saved_tensors
+        stand_in = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout)
+        grad_x = torch.ops.aten.max_pool2d_with_indices_backward(grad, stand_in, *ctx.settings, places.long())
+        return grad_x, *(None for _ in ctx.settings)
+
+
+class LeanMaxPool2d(nn.MaxPool2d):
+    """`nn.MaxPool2d`; the largest of some spikes is a spike, and is kept as small as they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or not is_spikes(x):
+            return super().forward(x)
+        sizes = (list(_pair(size)) for size in (self.kernel_size, self.stride, self.padding, self.dilation))
+        y = _MaxPool.apply(x, *sizes, self.ceil_mode)
+        if bits_of(x) is None:
+            return mark_counts(y)
+        attach(y, pack(y))
+        return y
+
+
+class SpikeSum(nn.Module):
+    """A residual block whose output is its spikes joined with its input's, or with those of a neuron in its shortcut:
+    sums of spikes, which fit one byte."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = super().__call__(x)
+        fires: Any = self
+        last = fires.sn3 if hasattr(fires, "sn3") else fires.sn2
+        from_spikes = getattr(fires, "downsample", None) is not None or is_spikes(x)
+        return y
+
+
+class KeepsSpikesSmall(nn.Module):
+    """A model that, while it runs, has autograd keep spikes in their small form, whatever reads them. Where somebody
+    else decides what is saved, as torch.utils.checkpoint does, it leaves that to them."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _keeping_small():
+            return super().__call__(*args, **kwargs)
+
+
+def _keeping_small() -> contextlib.AbstractContextManager:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return contextlib.nullcontext()
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        return contextlib.nullcontext()
+    return saving("lean")
+
+
+@functools.cache
+def lean_class(kind: type[nn.Module], layer: type[nn.Module]) -> type[nn.Module]:
+    """The class that a layer of this class takes."""
+    bases: tuple[type, ...] = (layer,) if issubclass(layer, kind) else (kind, layer)
+    if layer is KeepsSpikesSmall:
+        bases = (layer, kind)
+    members = {"kind": kind, "layer": layer, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, bases, members | {"__doc__": kind.__doc__, "__reduce_ex__": _reduce})
+
+
+def _reduce(module: Any, protocol: int) -> tuple:
+    """For copies and pickles: the class has no name of its own to be found by, but the one it had has."""
+    return _new, (module.kind, module.layer), module.__getstate__()
+
+
+def _new(kind: type[nn.Module], layer: type[nn.Module]) -> nn.Module:
+    made = lean_class(kind, layer)
+    return made.__new__(made)
