@@ -23,6 +23,7 @@ from ..memory.layers import SpikeAvgPool2d, SpikeConv2d, convolve_bits, every_pi
 from ..memory.pieces import Carried
 from ..memory.spikes import saving
 from ..memory.strided import skips_pixels
+from ..neurons import Neuron
 
 
 class LeanConv2d(SpikeConv2d):
@@ -86,6 +87,7 @@ class _MaxPool(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (places,) = ctx.saved_tensors
         stand_in = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout)
+        grad = grad.contiguous(memory_format=ctx.layout)  # else the kernel copies the larger gradient of the input
         grad_x = torch.ops.aten.max_pool2d_with_indices_backward(grad, stand_in, *ctx.settings, places.long())
         return grad_x, *(None for _ in ctx.settings)
 
@@ -105,15 +107,24 @@ class LeanMaxPool2d(nn.MaxPool2d):
 
 
 class SpikeSum(nn.Module):
-    """A residual block whose output is its spikes joined with its input's, or with those of a neuron in its shortcut:
-    sums of spikes, which fit one byte."""
+    """SpikingJelly's SEW block, whose output is its spikes joined with those of its input, or of its shortcut's neuron:
+    whole numbers, which fit one byte."""
+
+    cnf: str
+    downsample: nn.Module | None
 
     def __call__(self, x: Tensor) -> Tensor:
         y = super().__call__(x)
-        fires: Any = self
-        last = fires.sn3 if hasattr(fires, "sn3") else fires.sn2
-        from_spikes = getattr(fires, "downsample", None) is not None or is_spikes(x)
-        return y
+        if torch.compiler.is_compiling():
+            return y
+        spikes = all(isinstance(neuron, Neuron) for neuron in neurons_that_join(self))
+        return mark_counts(y) if spikes and (self.downsample is not None or is_spikes(x)) else y
+
+
+def neurons_that_join(block: Any) -> list[nn.Module]:
+    """The neurons of a SEW block whose spikes are part of its output."""
+    last = block.sn3 if hasattr(block, "sn3") else block.sn2
+    return [last] if block.downsample is None else [last, block.downsample_sn]
 
 
 class KeepsSpikesSmall(nn.Module):
@@ -137,7 +148,7 @@ def _keeping_small() -> contextlib.AbstractContextManager:
 def lean_class(kind: type[nn.Module], layer: type[nn.Module]) -> type[nn.Module]:
     """The class that a layer of this class takes."""
     bases: tuple[type, ...] = (layer,) if issubclass(layer, kind) else (kind, layer)
-    if layer is KeepsSpikesSmall:
+    if "__call__" in vars(layer):
         bases = (layer, kind)
     members = {"kind": kind, "layer": layer, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, bases, members | {"__doc__": kind.__doc__, "__reduce_ex__": _reduce})
