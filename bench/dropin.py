@@ -70,7 +70,7 @@ def compare(session: Session, name: str, size: Size) -> None:
     x, y = batch_of(size)
     trainers, layouts = {}, {}
     for way in WAYS:
-        if reason := missing("spikingjelly") or differs(name, way):
+        if reason := missing("spikingjelly") or (way != BEFORE and differs(name, way)):
             session.refuse(what, "samples/s", reason, who=way, **fields)
             continue
         session.show(f"{name}, {way}, {size}: which layout is faster")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,27 +26,22 @@ from ..neurons import Neuron
 
 
 class LeanConv2d(SpikeConv2d):
-    """`nn.Conv2d`; where it is given spikes with channels innermost on a CPU, it convolves their bits."""
+    """`nn.Conv2d`; of spikes, or sums of up to three, with channels innermost on a CPU, it reads the bits."""
 
     def forward(self, x: Tensor | Carried) -> Tensor:
-        if self.memory_form is not None or isinstance(x, Carried):
-            return super().forward(x)
-        if torch.compiler.is_compiling() or not is_spikes(x):
+        in_a_rule = self.memory_form is not None or isinstance(x, Carried)
+        if in_a_rule or torch.compiler.is_compiling() or x.ndim != 4:
             return super().forward(x)
         stride = self.stride
         if skips_pixels(self):
-            # Only the pixels that are read are kept.
-            x, stride = every_pixel(x, *stride), (1, 1)
-        if self._is_ordinary() and not torch.is_autocast_enabled("cpu"):
-            y = convolve_bits(x, self.weight, stride, self.padding)  # type: ignore[arg-type]  # a name is not ordinary
+            x, stride = every_pixel(x, *stride), (1, 1)  # only the pixels that are read are kept
+        if not why_dense(self) and not torch.is_autocast_enabled("cpu"):
+            y = convolve_bits(x, self.weight, stride, self.padding)  # type: ignore[arg-type]  # a name is refused
             if y is not None:
                 return y if self.bias is None else y.add_(self.bias[:, None, None])
         if stride != self.stride:
             return nn.functional.conv2d(x, self.weight, self.bias, groups=self.groups)
         return super().forward(x)
-
-    def _is_ordinary(self) -> bool:
-        return why_dense(self) == ""
 
 
 def why_dense(conv: nn.Conv2d) -> str:
@@ -106,7 +100,24 @@ class LeanMaxPool2d(nn.MaxPool2d):
         return y
 
 
-class SpikeSum(nn.Module):
+class KeepsSpikesSmall(nn.Module):
+    """A model that, while it runs, has autograd keep spikes in their small form, whatever reads them. Where somebody
+    else decides what is saved, as torch.utils.checkpoint does, it leaves that to them."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _keeping_small():
+            return super().__call__(*args, **kwargs)
+
+
+def _keeping_small() -> contextlib.AbstractContextManager:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return contextlib.nullcontext()
+    autograd = torch._C._autograd
+    taken = autograd._top_saved_tensors_default_hooks(False) is not None
+    return contextlib.nullcontext() if taken or not autograd._saved_tensors_hooks_is_enabled() else saving("lean")
+
+
+class SpikeSum(KeepsSpikesSmall):
     """SpikingJelly's SEW block, whose output is its spikes joined with those of its input, or of its shortcut's neuron:
     whole numbers, which fit one byte."""
 
@@ -127,28 +138,11 @@ def neurons_that_join(block: Any) -> list[nn.Module]:
     return [last] if block.downsample is None else [last, block.downsample_sn]
 
 
-class KeepsSpikesSmall(nn.Module):
-    """A model that, while it runs, has autograd keep spikes in their small form, whatever reads them. Where somebody
-    else decides what is saved, as torch.utils.checkpoint does, it leaves that to them."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _keeping_small():
-            return super().__call__(*args, **kwargs)
-
-
-def _keeping_small() -> contextlib.AbstractContextManager:
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return contextlib.nullcontext()
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-        return contextlib.nullcontext()
-    return saving("lean")
-
-
 @functools.cache
 def lean_class(kind: type[nn.Module], layer: type[nn.Module]) -> type[nn.Module]:
     """The class that a layer of this class takes."""
     bases: tuple[type, ...] = (layer,) if issubclass(layer, kind) else (kind, layer)
-    if "__call__" in vars(layer):
+    if issubclass(layer, KeepsSpikesSmall):
         bases = (layer, kind)
     members = {"kind": kind, "layer": layer, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, bases, members | {"__doc__": kind.__doc__, "__reduce_ex__": _reduce})

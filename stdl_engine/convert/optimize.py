@@ -6,7 +6,7 @@ gives each the class it had.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,9 @@ class Optimized:
     """What would make it faster still, if there is something."""
 
     def __str__(self) -> str:
-        lines = [f"{len(self.changed)} of {len(self.changed) + len(self.left)} layers were changed:"]
+        lines = [
+            f"{len(self.changed)} of {len(self.changed) + len(self.left)} layers were changed{':' if self.changed else '.'}"
+        ]
         lines += _grouped([(entry.was, entry.how, entry.name) for entry in self.changed])
         lines += ["Left as they were:"] if self.left else []
         lines += _grouped([(entry.was, entry.reason, entry.name) for entry in self.left])
@@ -110,7 +112,9 @@ def _optimize(model: nn.Module, backend: str) -> Optimized:
     fused = {id(entry.layer): entry.was for entry in neurons.swapped}
     left = list(neurons.left)
     if not any(_writes_bits(module) for module in model.modules()):
-        return Optimized(changed=(), left=tuple(left), advice="None of its neurons can write bits, so nothing is changed.")
+        why = "None of its layers is a neuron that can write its spikes as bits, so nothing was changed."
+        return Optimized(changed=(), left=tuple(left), advice=why)
+    tops = {id(module) for module in _called(model)}
     changed = []
     for name, module in model.named_modules():
         was = fused.get(id(module), type(module).__name__)
@@ -121,7 +125,7 @@ def _optimize(model: nn.Module, backend: str) -> Optimized:
             module.memory_form = "lean"
             how = "fused, and writes its spikes as bits" if id(module) in fused else "writes its spikes as bits"
             changed.append(Changed(name=name, was=was, how=how))
-        elif (change := _change_for(name, module)) is not None:
+        elif (change := _change_for(module, id(module) in tops)) is not None:
             layer, said = change
             if layer is None:
                 left.append(Left(name=name, was=was, reason=said))
@@ -163,14 +167,23 @@ def _writes_bits(module: nn.Module) -> bool:
 Change = tuple[type[nn.Module] | None, str]
 
 
-def _change_for(name: str, module: nn.Module) -> Change | None:
+def _change_for(module: nn.Module, is_called: bool) -> Change | None:
     """The class that a layer is given and what that does, or None and why it stays; nothing for all other layers."""
     for kind, choose in CHOICES.items():
         if isinstance(module, kind):
             return (None, reason) if (reason := _why_not(module, kind)) else choose(module)
     if name_of(module).startswith("sew_resnet.") and hasattr(module, "cnf") and hasattr(module, "sn2"):
         return _sum(module)
-    return None if name else _whole(module)
+    return _whole(module) if is_called else None
+
+
+def _called(model: nn.Module) -> Iterator[nn.Module]:
+    """What a user calls: the model, or the parts of a list or table of them, which has no forward."""
+    if type(model).forward is not nn.Module.forward:
+        yield model
+    else:
+        for part in model.children():
+            yield from _called(part)
 
 
 def _why_not(module: nn.Module, kind: type[nn.Module]) -> str:
