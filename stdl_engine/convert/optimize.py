@@ -57,9 +57,8 @@ class Optimized:
     """What would make it faster still, if there is something."""
 
     def __str__(self) -> str:
-        lines = [
-            f"{len(self.changed)} of {len(self.changed) + len(self.left)} layers were changed{':' if self.changed else '.'}"
-        ]
+        count = f"{len(self.changed)} of {len(self.changed) + len(self.left)} layers were changed"
+        lines = [count + (":" if self.changed else ".")]
         lines += _grouped([(entry.was, entry.how, entry.name) for entry in self.changed])
         lines += ["Left as they were:"] if self.left else []
         lines += _grouped([(entry.was, entry.reason, entry.name) for entry in self.left])
@@ -110,13 +109,15 @@ def optimize(model: nn.Module, *, backend: str = "auto") -> Optimized:
 def _optimize(model: nn.Module, backend: str) -> Optimized:
     neurons = convert_neurons(model, backend=backend)
     fused = {id(entry.layer): entry.was for entry in neurons.swapped}
-    left = list(neurons.left)
+    left, refused = list(neurons.left), {entry.name for entry in neurons.left}
     if not any(_writes_bits(module) for module in model.modules()):
         why = "None of its layers is a neuron that can write its spikes as bits, so nothing was changed."
         return Optimized(changed=(), left=tuple(left), advice=why)
     tops = {id(module) for module in _called(model)}
     changed = []
     for name, module in model.named_modules():
+        if name in refused:
+            continue
         was = fused.get(id(module), type(module).__name__)
         if "_optimized_from" in vars(module):
             left.append(Left(name=name, was=was, reason="it is optimised already"))

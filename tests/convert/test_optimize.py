@@ -270,7 +270,7 @@ def test_what_was_saved_whole_may_not_change():
     optimize(model)
     y = model[1](torch.randn(3, requires_grad=True))
     y.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation|changed in place"):
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation|changed in place"):
         y.sum().backward()
 
 
@@ -385,7 +385,7 @@ def test_a_model_without_neurons_is_left_alone():
     assert report.changed == ()
     assert "nothing was changed" in str(report)
     assert "QIFNode" in str(report)
-    with pytest.raises(TypeError, match="takes an nn.Module"):
+    with pytest.raises(TypeError, match=r"takes an nn\.Module"):
         optimize([model])
 
 

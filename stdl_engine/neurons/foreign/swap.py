@@ -1,8 +1,8 @@
 """Neurons of other libraries, made fused in place where that computes the same spikes and gradients.
 
 A library joins with one file and one line in `LIBRARIES`. The file has `is_neuron(module)`, `check(node)`, which raises
-`NotConvertible` with the reason, and, if it has any to convert, `fuse(node, backend)`, which makes a checked node fused,
-in place, `is_fused(module)` and `unfuse(node)`, which undoes it.
+`NotConvertible` with the reason, and, if it has neurons to convert, `fuse(node, backend)`, which makes a checked node
+fused, in place, `is_fused(module)` and `unfuse(node)`, which undoes it.
 """
 
 from __future__ import annotations
