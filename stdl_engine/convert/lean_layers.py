@@ -29,8 +29,9 @@ class LeanConv2d(SpikeConv2d):
     """`nn.Conv2d`; of spikes, or sums of up to three, with channels innermost on a CPU, it reads the bits."""
 
     def forward(self, x: Tensor | Carried) -> Tensor:
-        in_a_rule = self.memory_form is not None or isinstance(x, Carried)
-        if in_a_rule or torch.compiler.is_compiling() or x.ndim != 4:
+        if isinstance(x, Carried) or self.memory_form is not None:  # in a learning rule
+            return super().forward(x)
+        if torch.compiler.is_compiling() or x.ndim != 4:
             return super().forward(x)
         stride = self.stride
         if skips_pixels(self):
@@ -112,7 +113,7 @@ class KeepsSpikesSmall(nn.Module):
 def _keeping_small() -> contextlib.AbstractContextManager:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return contextlib.nullcontext()
-    autograd = torch._C._autograd
+    autograd: Any = torch._C._autograd
     taken = autograd._top_saved_tensors_default_hooks(False) is not None
     return contextlib.nullcontext() if taken or not autograd._saved_tensors_hooks_is_enabled() else saving("lean")
 
@@ -139,8 +140,8 @@ def neurons_that_join(block: Any) -> list[nn.Module]:
 
 
 @functools.cache
-def lean_class(kind: type[nn.Module], layer: type[nn.Module]) -> type[nn.Module]:
-    """The class that a layer of this class takes."""
+def lean_class(kind: type, layer: type) -> type[nn.Module]:
+    """The class that a module of the class `kind` takes, to be one of the classes here as well."""
     bases: tuple[type, ...] = (layer,) if issubclass(layer, kind) else (kind, layer)
     if issubclass(layer, KeepsSpikesSmall):
         bases = (layer, kind)
@@ -153,6 +154,6 @@ def _reduce(module: Any, protocol: int) -> tuple:
     return _new, (module.kind, module.layer), module.__getstate__()
 
 
-def _new(kind: type[nn.Module], layer: type[nn.Module]) -> nn.Module:
+def _new(kind: type, layer: type) -> nn.Module:
     made = lean_class(kind, layer)
     return made.__new__(made)

@@ -132,7 +132,8 @@ def _optimize(model: nn.Module, backend: str) -> Optimized:
                 left.append(Left(name=name, was=was, reason=said))
             else:
                 vars(module)["_optimized_from"] = None
-                module.__class__ = lean_class(type(module), layer)
+                kind: type = type(module)
+                module.__class__ = lean_class(kind, layer)
                 changed.append(Changed(name=name, was=was, how=said))
     return Optimized(changed=tuple(changed), left=tuple(left), advice=_advice(model))
 
@@ -165,7 +166,7 @@ def _writes_bits(module: nn.Module) -> bool:
     return isinstance(module, Neuron) or (hasattr(module, "fused_surrogate") and hasattr(module, "memory_form"))
 
 
-Change = tuple[type[nn.Module] | None, str]
+Change = tuple[type | None, str]
 
 
 def _change_for(module: nn.Module, is_called: bool) -> Change | None:

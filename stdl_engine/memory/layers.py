@@ -18,7 +18,7 @@ from torch._prims_common import suggest_memory_format
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.utils import _pair
 
-from ..kernels.bits.planes import planes_of
+from ..kernels.bits import planes_of
 from ..kernels.small_form import bits_of
 from ..kernels.spike_conv import by_columns, is_weight_bound, spike_conv, spike_conv_weight_gradient, takes
 from .pieces import Carried, dense

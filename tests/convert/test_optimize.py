@@ -148,6 +148,7 @@ def test_snntorch():
 
     model = nn.Sequential(nn.Linear(20, 32), leaky(), nn.Linear(32, 32), leaky(), nn.Linear(32, 5))
     changed = copy.deepcopy(model)
+    keys = set(vars(changed[1]))
     report = optimize(changed)
     assert [entry.name for entry in report.changed] == ["", "1", "3"]
     x, grad = 3 * torch.randn(3, 2, 20), torch.randn(3, 2, 5)
@@ -159,7 +160,7 @@ def test_snntorch():
     assert_close(*results, 1e-6)
     restore(changed)
     assert type(changed[1]) is snntorch.Leaky
-    assert vars(changed[1]).keys() == vars(model[1]).keys()
+    assert set(vars(changed[1])) == keys
 
 
 class Attention(nn.Module):

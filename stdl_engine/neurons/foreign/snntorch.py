@@ -127,9 +127,10 @@ def is_fused(module: nn.Module) -> bool:
 
 def unfuse(node: FusedLeaky) -> None:
     """Make it snnTorch's own again, in place, with its state."""
-    node.__class__ = Leaky
+    own: Any = vars(node)
     for name in ("fused_surrogate", "backend", "_read", "memory_form"):
-        vars(node).pop(name, None)
+        own.pop(name, None)
+    node.__class__ = Leaky
 
 
 def unit_instead_of(module: nn.Module) -> str | None:
