@@ -282,12 +282,31 @@ def test_a_user_who_decides_what_is_saved_still_does():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
         model(frames(3, 2, 3, 16, 16))
     assert torch.Size([6, 16, 16, 16]) in seen
-    reset_states(model)
-    head = nn.Sequential(nn.Linear(10, 10), nn.Tanh())
-    body = nn.Sequential(model, head)
-    optimize(body)
-    y = head[0](torch.randn(2, 10, requires_grad=True))
-    checkpoint(head, y, use_reentrant=False).sum().backward()
+
+
+class Checkpointed(nn.Module):
+    """Runs its head again in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = small_net(), nn.Sequential(nn.Linear(10, 64), nn.Tanh(), nn.Linear(64, 3))
+        self.runs = 0
+
+    def run_head(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        return self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.run_head, self.body(x), use_reentrant=False)
+
+
+def test_a_part_that_is_checkpointed_is_run_again():
+    model = Checkpointed().to(memory_format=CHANNELS_LAST)
+    changed = copy.deepcopy(model)
+    optimize(changed)
+    x, grad = frames(3, 2, 3, 16, 16), torch.randn(3, 2, 3)
+    assert_close(outputs_and_gradients(model, x, grad), outputs_and_gradients(changed, x, grad), 1e-5)
+    assert changed.runs == 2
 
 
 def test_autocast():
