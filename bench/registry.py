@@ -32,6 +32,7 @@ MORE = (
     "call_overhead",
     "parallel",
     "spike_conv",
+    "dropin",
 )
 """Run when named."""
 BENCHMARKS = (*MAIN, *MORE)

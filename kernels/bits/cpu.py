@@ -1,4 +1,4 @@
-"""Unpacking on CPU: one pass, compiled by numba, on torch's threads."""
+"""Unpacking on CPU, and packing of small numbers: one pass, compiled by numba, on torch's threads."""
 
 from __future__ import annotations
 
@@ -29,6 +29,24 @@ def unpack(packed: Tensor, dense: Tensor) -> None:
     run(_kernel(dense.dtype), _Record(0, n, packed.data_ptr(), dense.data_ptr()), n)
 
 
+class _PlanesRecord(ctypes.Structure):
+    _fields_ = (
+        ("ticket", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("dense", ctypes.c_int64),
+        ("low", ctypes.c_int64),
+        ("high", ctypes.c_int64),
+        ("seen", ctypes.c_int64),
+    )
+
+
+def pack_planes(dense: Tensor, low: Tensor, high: Tensor, seen: Tensor) -> None:
+    """The two binary digits of each number as bits, in memory order. seen[0] says whether any number is none of 0, 1, 2
+    and 3, and then the rest may be left unread; seen[1] whether one is above 1."""
+    record = _PlanesRecord(0, dense.numel(), *(t.data_ptr() for t in (dense, low, high, seen)))
+    run(_planes_kernel(), record, dense.numel())
+
+
 @functools.cache
 def _kernel(dtype: torch.dtype) -> Kernel:
     memory, arithmetic, _, narrow = element(dtype)
@@ -52,3 +70,37 @@ def _kernel(dtype: torch.dtype) -> Kernel:
                 dense[i] = narrow(one if packed[i // 8] & (1 << (i % 8)) else zero)
 
     return compile_kernel(body, _Record)
+
+
+@functools.cache
+def _planes_kernel() -> Kernel:
+    def body(p):
+        args = carray(p, 1)[0]
+        n = args.n
+        dense = carray(pointer(args.dense), (n,), np.float32)
+        low = carray(pointer(args.low), ((n + 7) // 8,), np.uint8)
+        high = carray(pointer(args.high), ((n + 7) // 8,), np.uint8)
+        seen = carray(pointer(args.seen), (2,), np.int64)
+        while seen[0] == 0:
+            chunk = claim(p) * CHUNK
+            if chunk >= n:
+                break
+            last = min(chunk + CHUNK, n)
+            known, above = True, np.uint8(0)
+            for byte in range(chunk // 8, (last + 7) // 8):
+                ones, twos = np.uint8(0), np.uint8(0)
+                for place in range(min(8, n - byte * 8)):
+                    value = dense[byte * 8 + place]
+                    # Comparisons and not a conversion, which a NaN or a large number would make undefined.
+                    one, two, three = value == 1, value == 2, value == 3
+                    known &= one | two | three | (value == 0)
+                    ones |= np.uint8(one | three) << np.uint8(place)
+                    twos |= np.uint8(two | three) << np.uint8(place)
+                low[byte], high[byte] = ones, twos
+                above |= twos
+            if not known:
+                seen[0] = 1
+            if above:
+                seen[1] = 1
+
+    return compile_kernel(body, _PlanesRecord)

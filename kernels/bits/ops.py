@@ -1,4 +1,5 @@
-"""Unpacking as a torch operator: it reads one bit and writes one element, with nothing in between."""
+"""Unpacking as a torch operator: it reads one bit and writes one element, with nothing in between. And bits of tensors
+that nobody has said are spikes, found by looking."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import dispatch
+from ..layout import is_dense
 from ..operators import Operator
 
 
@@ -30,6 +32,23 @@ def _unpack(packed: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: 
 
 def _empty_dense(packed: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
+
+
+def planes_of(t: Tensor) -> tuple[Tensor, ...] | None:
+    """The binary digits of a tensor that holds nothing but 0, 1, 2 and 3, lowest first, each as bits in memory order:
+    one digit where there is nothing above 1, else two. None for all other numbers, and for what is no ordinary float32
+    tensor on a CPU. Where the first numbers are others already, the rest is not read."""
+    if type(t) is not Tensor or t.device.type != "cpu" or t.dtype != torch.float32 or not is_dense(t) or not t.numel():
+        return None
+    from . import cpu
+
+    low, high = (torch.empty(packed_size(t.numel()), dtype=torch.uint8) for _ in range(2))
+    seen = torch.zeros(2, dtype=torch.int64)
+    cpu.pack_planes(t, low, high, seen)
+    has_others, has_twos = seen.tolist()
+    if has_others:
+        return None
+    return (low, high) if has_twos else (low,)
 
 
 _UNPACK = Operator("unpack_bits", _unpack, _empty_dense)

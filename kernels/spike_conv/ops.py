@@ -29,16 +29,20 @@ def takes(
         and out_channels % 16 == 0
         and channels * width >= 48
         and math.prod(shape) > 0
-        and _has_channels_innermost(shape, strides)
+        and _has_channels_innermost(shape, strides, weight)
     )
 
 
-def _has_channels_innermost(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a map is in the order channels_last and in no other."""
+def _has_channels_innermost(shape: Sequence[int], strides: Sequence[int], weight: Tensor) -> bool:
+    """Whether a map is in the order channels_last and in no other; of a map of one pixel, which is in every order,
+    whether its weight is."""
     _, channels, height, width = shape
     expected = (channels * height * width, 1, channels * width, channels)
     agree = all(size == 1 or has == wants for size, has, wants in zip(shape, strides, expected, strict=True))
-    return agree and channels > 1 and height * width > 1
+    ordered = height * width > 1 or (
+        weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+    )
+    return agree and channels > 1 and ordered
 
 
 def _convolve(

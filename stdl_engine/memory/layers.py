@@ -15,8 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.utils import _pair
 
+from ..kernels.bits import planes_of
+from ..kernels.small_form import bits_of
 from ..kernels.spike_conv import by_columns, is_weight_bound, spike_conv, spike_conv_weight_gradient, takes
 from .pieces import Carried, dense
 from .spikes import Bits, pack_saved, subsampled, unpack_saved
@@ -85,6 +88,54 @@ def _channels_last(weight: Tensor) -> Tensor:
     _, channels, height, width = weight.shape
     strides = (channels * height * width, 1, channels * width, channels)
     return weight.contiguous(memory_format=torch.channels_last).as_strided(weight.shape, strides)
+
+
+class _BitConv(torch.autograd.Function):
+    """A convolution of spikes, or of sums of up to three, of which their binary digits are kept. It keeps them as any
+    node keeps what it saves, in a graph that is not ours to free."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], *planes: Tensor
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(weight, *planes)
+        ctx.shape, ctx.settings = x.shape, (stride, padding, [1, 1], False, [0, 0], 1)
+        ctx.from_bits = ctx.channels_last = True
+        if len(planes) == 1:
+            return spike_conv(planes[0], weight, x.shape, stride, padding)
+        # Two convolutions of bits take as long as a dense one. For the weight's gradient they are faster.
+        return torch.ops.aten.convolution(x, weight, None, *ctx.settings)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *planes = ctx.saved_tensors
+        stride, padding, *_ = ctx.settings
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight, *higher = (
+                spike_conv_weight_gradient(plane, grad, ctx.shape, weight.shape, stride, padding) for plane in planes
+            )
+            for twos in higher:
+                grad_weight.add_(twos, alpha=2)
+        if ctx.needs_input_grad[0]:
+            grad_x = _input_gradient(ctx, grad, weight)
+        return grad_x, grad_weight, None, None, *(None for _ in planes)
+
+
+def convolve_bits(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor | None:
+    """The convolution of spikes, or of sums of up to three, by their bits, which are all that is kept of them; None
+    where x is neither, or the kernels do not take it. The graph may go back more than once."""
+    if not takes(x.shape, x.stride(), x.dtype, weight, (1, 1), 1):
+        return None
+    bits = bits_of(x)
+    planes = planes_of(x) if bits is None else (bits,)
+    return None if planes is None else _BitConv.apply(x, weight, list(stride), list(padding), *planes)
+
+
+def every_pixel(x: Tensor, down: int, right: int) -> Tensor:
+    """Every so manieth pixel of a map in memory of its own, with a small form if the map has one."""
+    return _Pixels.apply(x, down, right)
 
 
 class _Pixels(torch.autograd.Function):

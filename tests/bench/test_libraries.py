@@ -70,5 +70,5 @@ def test_what_the_command_itself_needs(library):
 def test_benchmarks_of_cpu_kernels_and_processes_stay_on_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     on_cpu = [name for name in registry.BENCHMARKS if Session(name, 2, device=registry.device(name)).device == "cpu"]
-    assert on_cpu == ["cpu_bandwidth", "cpu_candidates", "call_overhead", "parallel", "spike_conv"]
+    assert on_cpu == ["cpu_bandwidth", "cpu_candidates", "call_overhead", "parallel", "spike_conv", "dropin"]
     assert Session("kernels", 2, device=registry.device("kernels")).device == "cuda"

@@ -65,6 +65,36 @@ def test_differentiable_step_packs_when_asked(target, dtype, n):
     assert_equal(bits_of(spikes), numpy_bits(spikes.detach()))
 
 
+@pytest.mark.parametrize("n", [*SIZES, 32768 + 13])
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_binary_digits_of_small_sums(n, most):
+    counts = torch.randint(0, most + 1, (n,)).float()
+    counts[-1] = most
+    planes = bits.planes_of(counts)
+    assert len(planes) == (1 if most == 1 else 2)
+    for digit, plane in enumerate(planes):
+        assert_equal(plane, numpy_bits(counts.int() >> digit & 1))
+
+
+def test_binary_digits_follow_memory():
+    counts = torch.randint(0, 4, (2, 3, 5, 7)).float().contiguous(memory_format=torch.channels_last)
+    assert_equal(bits.planes_of(counts)[0], numpy_bits(counts.permute(0, 2, 3, 1).int() & 1))
+
+
+@pytest.mark.parametrize("other", [0.5, -1.0, 4.0, 255.0, float("nan"), float("inf"), 1e30, 1 + 2**-23])
+@pytest.mark.parametrize("place", [0, 13, 70_000])
+def test_other_numbers_have_no_digits(other, place):
+    counts = torch.ones(70_001)
+    counts[place] = other
+    assert bits.planes_of(counts) is None
+
+
+def test_other_tensors_have_no_digits():
+    ones = torch.ones(4, 6)
+    for t in (ones.double(), ones.bfloat16(), ones[:, ::2], ones[:0], ones.to("meta"), torch.nn.Parameter(ones)):
+        assert bits.planes_of(t) is None
+
+
 @pytest.mark.parametrize("n", SIZES)
 def test_pack_is_numpys(n):
     spikes = fire(n)

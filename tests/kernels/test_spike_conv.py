@@ -143,6 +143,13 @@ class TestTakes:
     def test_shapes_it_leaves(self, shape, weight_shape):
         assert not accepts(torch.zeros(shape).contiguous(memory_format=LAST), torch.randn(weight_shape), [1, 1], 1)
 
+    def test_one_pixel_is_in_the_order_of_its_weight(self):
+        """It is in every order itself."""
+        pixel, weight = make_spikes((2, 16, 1, 1))[0], torch.randn(32, 16, 3, 3)
+        assert accepts(pixel, weight.contiguous(memory_format=LAST), [1, 1], 1)
+        assert not accepts(pixel, weight, [1, 1], 1)
+        assert not accepts(pixel, torch.randn(32, 48, 1, 1)[:, :16].contiguous(), [1, 1], 1)
+
     def test_other_things_it_leaves(self):
         spikes, weight = make_spikes((2, 16, 6, 6))[0], torch.randn(32, 16, 3, 3)
         assert not accepts(spikes.contiguous(), weight, [1, 1], 1)

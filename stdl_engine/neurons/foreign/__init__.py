@@ -9,6 +9,7 @@ from .swap import (
     convert_neurons,
     fused_like,
     unchanged_on_error,
+    unfuse,
     unit_instead_of,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "convert_neurons",
     "fused_like",
     "unchanged_on_error",
+    "unfuse",
     "unit_instead_of",
 ]

@@ -58,6 +58,8 @@ class FusedLeaky(Leaky):
 
     fused_surrogate: own.Surrogate
     backend: str
+    memory_form: str | None = None
+    """With "lean", spikes are also written as bits."""
     _read: tuple
     """What `_constants` read last: versions of the buffers, and their numbers."""
 
@@ -82,6 +84,7 @@ class FusedLeaky(Leaky):
             detach_reset=True,
             surrogate=self.fused_surrogate,
             backend=self.backend,
+            pack=self.memory_form == "lean" and not torch.compiler.is_compiling(),
         )
         if not self.reset_delay and reset != "none":
             m = m - (spikes - fired) * (threshold if reset == "subtract" else m)
@@ -115,6 +118,19 @@ def fuse(node: Leaky, backend: str) -> None:
     """Make a checked `Leaky` fused, in place, with its state."""
     vars(node).update(fused_surrogate=_surrogate(node.spike_grad), backend=backend, _read=())
     node.__class__ = FusedLeaky
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Whether a module is a `Leaky` that `fuse` was given."""
+    return isinstance(module, FusedLeaky)
+
+
+def unfuse(node: FusedLeaky) -> None:
+    """Make it snnTorch's own again, in place, with its state."""
+    own: Any = vars(node)
+    for name in ("fused_surrogate", "backend", "_read", "memory_form"):
+        own.pop(name, None)
+    node.__class__ = Leaky
 
 
 def unit_instead_of(module: nn.Module) -> str | None:

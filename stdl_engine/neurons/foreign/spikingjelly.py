@@ -13,11 +13,11 @@ from torch import nn
 
 from .. import FusedLIF, FusedPLIF
 from . import spikingjelly_settings as settings
-from .spikingjelly_classes import BASES, ParametricNode, fuse, fused_class, origin
+from .spikingjelly_classes import BASES, ParametricNode, fuse, fused_class, origin, unfuse
 from .spikingjelly_node import FusedNode
 from .swap import NotConvertible
 
-__all__ = ["check", "fuse", "is_neuron"]
+__all__ = ["check", "fuse", "is_fused", "is_neuron", "unfuse"]
 
 HARMLESS = {
     "__init__", "extra_repr", "__module__", "__qualname__", "__doc__", "__annotations__", "__orig_bases__", "__dict__",
@@ -33,6 +33,11 @@ SHARED = {"detach_reset", "backend", "step_mode", "store_v_seq", "v_seq", "_memo
 def is_neuron(module: nn.Module) -> bool:
     """Whether a module is one of SpikingJelly's neurons, or derived from one, and not fused."""
     return not isinstance(module, FusedNode) and origin(type(module)) is not object
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Whether a module is one of SpikingJelly's neurons that `fuse` was given."""
+    return isinstance(module, FusedNode)
 
 
 def check(node: settings.Node) -> None:

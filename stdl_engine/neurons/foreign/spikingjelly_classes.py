@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from ...kernels import dispatch
 from .. import FusedLIF, FusedPLIF
 from . import spikingjelly_settings as settings
-from .spikingjelly_memories import take_over
+from .spikingjelly_memories import give_back, take_over
 from .spikingjelly_node import FusedNode, setting
 
 PACKAGES = ("spikingjelly.activation_based.neuron", "spikingjelly.clock_driven.neuron")
@@ -83,6 +83,18 @@ def fused_class(kind: type) -> type[FusedNode]:
     return type(f"Fused{kind.__name__}", (*bases, kind), members)
 
 
+def unfuse(node: FusedNode) -> None:
+    """Make a fused node SpikingJelly's own again, in place, with its state."""
+    added = (*vars(node)["_added"], "_v", "_started", "_skips_reset", "_v_steps", "_placed_in", "_added")
+    has_v_seq = vars(node)["_has_v_seq"]
+    give_back(node)
+    own = vars(node)
+    for name in (*added, "_has_v_seq"):
+        own.pop(name, None)
+    if not has_v_seq and own["v_seq"] is None:
+        del own["v_seq"]
+
+
 def fuse(node: settings.Node, backend: str) -> None:
     """Make a node fused, in place, with its state; it must have been checked."""
     was: type = type(node)
@@ -94,7 +106,8 @@ def fuse(node: settings.Node, backend: str) -> None:
         added["step_mode"] = "m"
     if not hasattr(kind, "store_v_seq"):  # an attribute of later versions
         added["store_v_seq"] = False
-    take_over(node, kind, added | {"_kernels": backend})
+    added["_kernels"] = backend
+    take_over(node, kind, added | {"_added": tuple(added), "_has_v_seq": "v_seq" in own})
 
 
 def _reduce(node: FusedNode, protocol: int) -> tuple:

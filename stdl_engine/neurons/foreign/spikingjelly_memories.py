@@ -52,9 +52,8 @@ def take_over(node: Node, kind: type, added: dict[str, Any]) -> None:
         node.v_seq = v_seq
 
 
-@contextlib.contextmanager
-def as_it_was(node: Node) -> Iterator[None]:
-    """Inside, a fused node is SpikingJelly's own again; its state goes along, there and back."""
+def give_back(node: Node) -> None:
+    """Turn a fused object into SpikingJelly's own again: its attributes become memories."""
     kind: Any = type(node)
     own, memories = vars(node), dict(node._memories)
     v_seq = node.v_seq
@@ -62,6 +61,13 @@ def as_it_was(node: Node) -> Iterator[None]:
         del own[name]
     node.__class__ = kind.kind
     own.update(_memories=memories, v_seq=v_seq)
+
+
+@contextlib.contextmanager
+def as_it_was(node: Node) -> Iterator[None]:
+    """Inside, a fused node is SpikingJelly's own again; its state goes along, there and back."""
+    kind: Any = type(node)
+    give_back(node)
     try:
         yield
     finally:

@@ -1,7 +1,8 @@
 """Neurons of other libraries, made fused in place where that computes the same spikes and gradients.
 
 A library joins with one file and one line in `LIBRARIES`. The file has `is_neuron(module)`, `check(node)`, which raises
-`NotConvertible` with the reason, and `fuse(node, backend)`, which makes a checked node fused, in place.
+`NotConvertible` with the reason, and, if it has neurons to convert, `fuse(node, backend)`, which makes a checked node
+fused, in place, `is_fused(module)` and `unfuse(node)`, which undoes it.
 """
 
 from __future__ import annotations
@@ -127,6 +128,13 @@ def convert_neurons(model: nn.Module, *, backend: str = "auto", strict: bool = F
     return Report(swapped=tuple(swapped), left=tuple(left), others=tuple(others))
 
 
+def unfuse(node: nn.Module) -> None:
+    """Make a neuron that `convert_neurons` has fused what it was, in place, with its state."""
+    for library in _libraries():
+        if hasattr(library, "is_fused") and library.is_fused(node):
+            library.unfuse(node)
+
+
 def fused_like(node: nn.Module, *, backend: str = "auto") -> nn.Module:
     """A fused layer that computes what this neuron does, with its parameters and state but not its hooks; raises
     `NotConvertible` if there is none."""
@@ -172,7 +180,11 @@ def _one_line(layer: nn.Module) -> str:
 
 
 def _library_of(module: nn.Module) -> ModuleType | None:
-    """The file that knows a neuron's library; only libraries that were imported can have made one."""
+    """The file that knows a neuron's library."""
+    return next((library for library in _libraries() if library.is_neuron(module)), None)
+
+
+def _libraries() -> Iterator[ModuleType]:
+    """The files of the libraries that were imported; no others can have made a neuron."""
     files = dict.fromkeys(file for name, file in LIBRARIES.items() if name in sys.modules)
-    libraries = (importlib.import_module(file, __package__) for file in files)
-    return next((library for library in libraries if library.is_neuron(module)), None)
+    return (importlib.import_module(file, __package__) for file in files)

@@ -1,0 +1,159 @@
+"""What the layers of an optimised model are: layers that keep spikes small in a training loop of the user's own.
+
+A layer stays the object it is and takes another class, derived from the one it has and from one of these. Each computes
+what the layer did. Inside a learning rule, which sets `memory_form`, they do as the engine's own layers do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.utils import _pair
+
+from ..kernels.bits.reference import pack
+from ..kernels.small_form import attach, bits_of, is_spikes, mark_counts
+from ..memory.layers import SpikeAvgPool2d, SpikeConv2d, convolve_bits, every_pixel
+from ..memory.pieces import Carried
+from ..memory.spikes import saving
+from ..memory.strided import skips_pixels
+from ..neurons import Neuron
+
+
+class LeanConv2d(SpikeConv2d):
+    """`nn.Conv2d`; of spikes, or sums of up to three, with channels innermost on a CPU, it reads the bits."""
+
+    def forward(self, x: Tensor | Carried) -> Tensor:
+        if isinstance(x, Carried) or self.memory_form is not None:  # in a learning rule
+            return super().forward(x)
+        if torch.compiler.is_compiling() or x.ndim != 4:
+            return super().forward(x)
+        stride = self.stride
+        if skips_pixels(self):
+            x, stride = every_pixel(x, *stride), (1, 1)  # only the pixels that are read are kept
+        if not why_dense(self) and not torch.is_autocast_enabled("cpu"):
+            y = convolve_bits(x, self.weight, stride, self.padding)  # type: ignore[arg-type]  # a name is refused
+            if y is not None:
+                return y if self.bias is None else y.add_(self.bias[:, None, None])
+        if stride != self.stride:
+            return nn.functional.conv2d(x, self.weight, self.bias, groups=self.groups)
+        return super().forward(x)
+
+
+def why_dense(conv: nn.Conv2d) -> str:
+    """Why a convolution cannot read bits; nothing if it can."""
+    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+        return f"its padding is {conv.padding_mode if conv.padding_mode != 'zeros' else conv.padding!r}"
+    if conv.groups != 1:
+        return f"it has {conv.groups} groups"
+    if conv.dilation != (1, 1):
+        return f"its dilation is {conv.dilation}"
+    if conv.in_channels % 16 or conv.out_channels % 16:
+        return f"{conv.in_channels} and {conv.out_channels} channels are not both a multiple of 16"
+    if conv.in_channels * conv.kernel_size[1] < 48:
+        return f"a window of {conv.kernel_size[1]} × {conv.in_channels} inputs a row is less than 48"
+    return ""
+
+
+class LeanAvgPool2d(SpikeAvgPool2d):
+    """`nn.AvgPool2d`, of whose input nothing is kept."""
+
+    memory_form: str | None = "lean"
+
+
+class _MaxPool(torch.autograd.Function):
+    """Keeps where the largest were, in as few bytes as say it, and nothing of the input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *settings: Any) -> Tensor:
+        ctx.shape, ctx.settings, ctx.layout = x.shape, settings, suggest_memory_format(x)
+        y, places = torch.ops.aten.max_pool2d_with_indices(x, *settings)
+        pixels = x.shape[-1] * x.shape[-2]
+        ctx.save_for_backward(places.to(torch.int16 if pixels <= 2**15 else torch.int32))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (places,) = ctx.saved_tensors
+        stand_in = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout)
+        grad = grad.contiguous(memory_format=ctx.layout)  # else the kernel copies the larger gradient of the input
+        grad_x = torch.ops.aten.max_pool2d_with_indices_backward(grad, stand_in, *ctx.settings, places.long())
+        return grad_x, *(None for _ in ctx.settings)
+
+
+class LeanMaxPool2d(nn.MaxPool2d):
+    """`nn.MaxPool2d`; the largest of some spikes is a spike, and is kept as small as they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or not is_spikes(x):
+            return super().forward(x)
+        sizes = (list(_pair(size)) for size in (self.kernel_size, self.stride, self.padding, self.dilation))
+        y = _MaxPool.apply(x, *sizes, self.ceil_mode)
+        if bits_of(x) is None:
+            return mark_counts(y)
+        attach(y, pack(y))
+        return y
+
+
+class KeepsSpikesSmall(nn.Module):
+    """A model that, while it runs, has autograd keep spikes in their small form, whatever reads them. Where somebody
+    else decides what is saved, as torch.utils.checkpoint does, it leaves that to them."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _keeping_small():
+            return super().__call__(*args, **kwargs)
+
+
+def _keeping_small() -> contextlib.AbstractContextManager:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return contextlib.nullcontext()
+    autograd: Any = torch._C._autograd
+    taken = autograd._top_saved_tensors_default_hooks(False) is not None
+    return contextlib.nullcontext() if taken or not autograd._saved_tensors_hooks_is_enabled() else saving("lean")
+
+
+class SpikeSum(KeepsSpikesSmall):
+    """SpikingJelly's SEW block, whose output is its spikes joined with those of its input, or of its shortcut's neuron:
+    whole numbers, which fit one byte."""
+
+    cnf: str
+    downsample: nn.Module | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = super().__call__(x)
+        if torch.compiler.is_compiling():
+            return y
+        spikes = all(isinstance(neuron, Neuron) for neuron in neurons_that_join(self))
+        return mark_counts(y) if spikes and (self.downsample is not None or is_spikes(x)) else y
+
+
+def neurons_that_join(block: Any) -> list[nn.Module]:
+    """The neurons of a SEW block whose spikes are part of its output."""
+    last = block.sn3 if hasattr(block, "sn3") else block.sn2
+    return [last] if block.downsample is None else [last, block.downsample_sn]
+
+
+@functools.cache
+def lean_class(kind: type, layer: type) -> type[nn.Module]:
+    """The class that a module of the class `kind` takes, to be one of the classes here as well."""
+    bases: tuple[type, ...] = (layer,) if issubclass(layer, kind) else (kind, layer)
+    if issubclass(layer, KeepsSpikesSmall):
+        bases = (layer, kind)
+    members = {"kind": kind, "layer": layer, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, bases, members | {"__doc__": kind.__doc__, "__reduce_ex__": _reduce})
+
+
+def _reduce(module: Any, protocol: int) -> tuple:
+    """For copies and pickles: the class has no name of its own to be found by, but the one it had has."""
+    return _new, (module.kind, module.layer), module.__getstate__()
+
+
+def _new(kind: type, layer: type) -> nn.Module:
+    made = lean_class(kind, layer)
+    return made.__new__(made)
