@@ -32,6 +32,7 @@ MORE = (
     "call_overhead",
     "parallel",
     "spike_conv",
+    "yardstick",
 )
 """Run when named."""
 BENCHMARKS = (*MAIN, *MORE)
