@@ -20,7 +20,7 @@ from torch.nn.modules.utils import _pair
 from .kernels.small_form import is_spikes, mark_counts
 from .memory.layers import SpikeConv2d
 from .memory.pieces import Carried, Piece, dense
-from .neurons import FusedLIF, Neuron, has_hooks, hooks_of, reset_states
+from .neurons import FusedLIF, has_hooks, hooks_of, reset_states
 
 Model = TypeVar("Model", bound=nn.Module)
 MakeNeuron = Callable[[], nn.Module]
@@ -279,7 +279,6 @@ def copy_of_shapes(model: Model) -> Model:
         duplicate = copy.deepcopy(model, memo)
     reset_states(duplicate)
     forget_hooks(duplicate)
-    forget_backends(duplicate)
     return duplicate
 
 
@@ -288,14 +287,6 @@ def forget_hooks(model: nn.Module) -> None:
     for module in model.modules():
         for hooks in hooks_of(module):
             hooks.clear()
-
-
-def forget_backends(model: nn.Module) -> None:
-    """Have the neurons of a copy without numbers run where its tensors are, whichever kernels were asked for by name.
-    The reference stays: it keeps other tensors for backward."""
-    for neuron in (module for module in model.modules() if isinstance(module, Neuron)):
-        if neuron.backend != "reference":
-            neuron.backend = "auto"
 
 
 def output_shape(module: nn.Module, in_shape: tuple[int, ...]) -> tuple[int, ...]:

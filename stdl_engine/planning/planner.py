@@ -22,7 +22,7 @@ from ..kernels.layout import is_dense
 from ..memory.spikes import Kept
 from ..memory.tracker import Event, Place, Tracker, identity
 from ..neurons import Neuron
-from ..units import Model, forget_backends, forget_hooks
+from ..units import Model, forget_hooks
 from .flow import Flow
 from .network import Network
 from .plan import Plan
@@ -282,7 +282,6 @@ def fake_copy(model: Model) -> Model:
             memo[id(neuron)] = copy.deepcopy(stateless, memo)
     duplicate = copy.deepcopy(model, memo)
     forget_hooks(duplicate)
-    forget_backends(duplicate)
     return duplicate
 
 

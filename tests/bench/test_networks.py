@@ -13,6 +13,7 @@ from bench import jelly, memopt, memory, training
 from bench.session import Session
 from stdl_engine import FusedLIF
 from stdl_engine.models import build_model
+from stdl_engine.rules import RULES
 
 WIDTH, T = 0.125, 2
 
@@ -130,6 +131,39 @@ def test_recomputing_is_timed_and_keeps_to_the_memory_of_the_peer(monkeypatch):
     (slower,) = [row for row in session.rows if row.unit == "x slower"]
     assert (slower.who, slower.against, slower.target) == ("BPTT, recomputing", "BPTT, lean", "<= 1.35")
     assert "Time of a step that recomputes:" in training.tables(session.rows)
+
+
+def test_who_does_not_fit_a_gpu_is_a_row_and_the_others_are_timed(monkeypatch):
+    """As on a GPU: its clock, its memory and its tensors are stood in for by those of the CPU."""
+
+    def too_large(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    batch_of, interleave = training.batch_of, training.interleave
+    monkeypatch.setattr(training, "batch_of", lambda size, device: batch_of(size))
+    for clock in ("bench.training.interleave", "bench.session.interleave"):
+        monkeypatch.setattr(clock, lambda *args, device, **rest: interleave(*args, **rest))
+    monkeypatch.setattr(training, "allocated", lambda *_: 3e6)
+    monkeypatch.setattr(training, "T", 1)
+    trainees = {
+        "SLTT, lean": training.Trainee(build=too_large),
+        "SLTT, recomputing": training.TRAINEES["SLTT, recomputing"],
+        "ELL, lean": training.TRAINEES["ELL, lean"],
+    }
+    session = Session("training", 2, device="cuda")
+    training.compare(session, training.Size(width=WIDTH, batch=2), trainees)
+    assert [(row.who, row.note) for row in session.rows if row.spread is None] == [("SLTT, lean", "out of memory")]
+    measured = [row for row in session.rows if row.spread is not None]
+    assert [row.who for row in measured if row.unit == "samples/s"] == list(trainees)[1:]
+    assert {row.spread.p50 for row in measured if row.unit == "MB allocated"} == {3.0}
+    assert "MB allocated by CUDA in a step" in "".join(training.tables(measured))
+    assert training.plot(measured).startswith(b"\x89PNG")
+
+
+def test_every_rule_is_trained():
+    built = {name.partition(",")[0].lower() for name in training.TRAINEES}
+    assert {"bptt", "sltt", "decolle", "ell", "stdl", "four even parts"} <= built
+    assert set(RULES) == {"bptt", "sltt", "decolle", "ell", "stdl", "even"}  # a new one belongs there too
 
 
 def test_a_network_that_differs_is_not_trained(monkeypatch):

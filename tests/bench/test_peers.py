@@ -176,6 +176,17 @@ def test_rates_shares_and_ratios_are_of_the_same_rounds():
     assert {row.against for row in session.rows if row.unit == "x"} == {"reference"}
 
 
+def test_a_dry_run_goes_through_all_dtypes(monkeypatch):
+    session = Session("kernels", 2, dry=True)
+    contenders = {name: CONTENDERS[name] for name in ("FusedLIF", "reference")}
+    compare = kernels.compare
+    monkeypatch.setattr(kernels, "compare", lambda *given: compare(*given, contenders))
+    kernels.run(session)
+    assert {row.dtype for row in session.rows} == {"float32", "float16", "bfloat16"}
+    assert {row.shape for row in session.rows} == {"1×2^8", "2×2^8"}
+    assert all(row.spread is not None for row in session.rows)
+
+
 def test_the_protocol_refuses_what_differs_and_times_the_rest():
     session = Session("training", 2)
     contenders = {name: CONTENDERS[name] for name in ("FusedLIF", "reference", "SpikingJelly LIFNode")}

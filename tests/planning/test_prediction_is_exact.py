@@ -5,8 +5,6 @@ import functools
 import pytest
 import torch
 
-from stdl_engine import FusedLIF
-from stdl_engine.kernels import dispatch
 from stdl_engine.models import build_model
 from stdl_engine.planning.planner import measure, predict
 from stdl_engine.rules import BPTT, DECOLLE, ELL, SLTT, STDL, EvenLocal
@@ -35,18 +33,6 @@ def test_every_rule(rule, options, memory):
     assert predicted.parts == measured.parts
     assert predicted.place == measured.place
     assert predicted.subnetworks == measured.subnetworks
-
-
-@pytest.mark.parametrize("backend", ["triton", "cpu"])
-def test_kernels_asked_for_by_name_are_planned_anywhere(backend, monkeypatch):
-    """Plans are made of tensors without numbers, on which no kernel has to run: neither a GPU's nor the CPU's."""
-    monkeypatch.setattr(dispatch, "interpreting", lambda: False)
-    model = build_model("resnet18", width=0.0625, backend=backend)
-    named, plain = (
-        predict(STDL, one, SGD, SHAPE, T, budget=0.6) for one in (model, build_model("resnet18", width=0.0625))
-    )
-    assert named == plain
-    assert {module.backend for module in model.modules() if isinstance(module, FusedLIF)} == {backend}
 
 
 @both_memories
