@@ -22,7 +22,7 @@ from .session import FAILS
 
 PAGE, TESTS = "gpu.md", "gpu_tests.xml"
 DOCTOR = "doctor"
-MEASURED = ("kernels", "training", "yardstick")
+MEASURED = ("yardstick", "training", "kernels")
 LINES = 30
 """How much of what a failed part printed is shown."""
 SHOWN_TESTS = 50

@@ -216,9 +216,8 @@ def tables(rows: Sequence[Row]) -> list[str]:
     """Images per second and peaks, then ratios."""
     parts = []
     for shape in dict.fromkeys(row.shape for row in rows):
-        totals, versus = (
-            [row for row in rows if row.shape == shape and (row.unit == "x") == is_ratio] for is_ratio in (False, True)
-        )
+        mine = [row for row in rows if row.shape == shape]
+        totals, versus = ([row for row in mine if row.unit in units] for units in (COLUMNS, ("x",)))
         parts.append(f"### {shape}")
         parts.append(pivot(totals, lambda row: row.who, lambda row: COLUMNS[row.unit], _figure_and_layout))
         parts.append(pivot(versus, lambda row: row.who, lambda row: f"/ {row.against}", figure, "ratio of speeds"))
