@@ -135,7 +135,8 @@ TRAINEES |= {
 def run(session: Session) -> None:
     full = GPU_SIZES if session.device == "cuda" else SIZES
     for size in session.sizes(full, QUICK_SIZES, DRY_SIZES):
-        compare(session, size)
+        with session.attempt(WHAT, "samples/s", shape=str(size), dtype="float32"):
+            compare(session, size)
 
 
 def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEES) -> None:

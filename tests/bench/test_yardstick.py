@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -90,3 +92,19 @@ def test_everyone_trains_all_weights_in_bfloat16(name):
     assert seen == {torch.bfloat16}
     assert all(parameter.dtype == torch.float32 for parameter in stepper.model.parameters())
     assert [name for name, parameter in stepper.model.named_parameters() if torch.equal(before[name], parameter)] == []
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+def test_a_process_on_a_gpu_takes_the_faster_layout_and_the_allocators_peak(monkeypatch):
+    class Stepper:
+        def __init__(self, layout):
+            self.layout = layout
+
+        def step(self, x, y, T):
+            time.sleep(0.02 if self.layout == "contiguous" else 0.005)
+
+    monkeypatch.setattr(yardstick, "made", lambda name, size, device, layout: (Stepper(layout), None, None))
+    found = yardstick.measured("BPTT, lean", TINY, "cuda")
+    assert found["layout"] == "channels_last"
+    assert found["seconds"] < 0.02
+    assert found["peak"] == 9_000_000
