@@ -27,6 +27,8 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 """What `stdl_engine.kernels.inspect` compiles for."""
 LIMIT = 3 * 3600
 """Seconds that a part may take."""
+PATIENCE = 10
+"""Seconds that it has to end when it is told to."""
 
 
 def missing() -> str:
@@ -101,14 +103,15 @@ def execute(part: Part) -> None:
 
 
 def stop(process: subprocess.Popen) -> None:
-    """See to it that a process has ended, with what it started: by an interrupt if it can hear one."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+    """See to it that a process has ended. A terminal's interrupt reaches it by itself; otherwise it is sent one, so
+    that it can end what it has started, and is killed only if it does not hear it."""
+    for ask in (signal.SIGINT, signal.SIGKILL):
         try:
-            process.wait(30)
+            process.wait(PATIENCE)
+            return
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            process.send_signal(ask)
+    process.wait()
 
 
 def copy(source: IO[str], kept: list[str], target: IO[str] | None) -> None:

@@ -120,19 +120,24 @@ def test_an_interrupt_leaves_a_page(tmp_path, monkeypatch):
         return real(process, timeout)
 
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    monkeypatch.setattr(gpu, "PATIENCE", 0.3)
     parts = [python("", "doctor"), python("import time; time.sleep(60)  # long", "long"), python("", "last")]
     code, page = page_of(tmp_path, *parts, monkeypatch=monkeypatch)
     assert code == 130
-    assert parts[1].seconds < 40
+    assert parts[1].seconds < 20
     assert "| **interrupted** |" in page
     assert "| not run | 0 |" in page
 
 
 def test_a_part_that_hangs_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "LIMIT", 0.5)
-    code, page = page_of(tmp_path, python("import time; time.sleep(60)"), monkeypatch=monkeypatch)
+    monkeypatch.setattr(gpu, "PATIENCE", 0.3)
+    deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    parts = [python("import time; time.sleep(60)"), python(deaf + "import time; time.sleep(60)", "deaf")]
+    code, page = page_of(tmp_path, *parts, monkeypatch=monkeypatch)
+    assert all(part.seconds < 20 for part in parts)
     assert code == 1
-    assert "| **stopped after 0.5 seconds** |" in page
+    assert page.count("| **stopped after 0.5 seconds** |") == 2
 
 
 def test_only_figures_of_this_run_are_shown(tmp_path, monkeypatch):
