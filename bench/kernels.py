@@ -104,7 +104,8 @@ def measure(
     shape = shape_of(setting, neurons)
     updates = neurons * setting.T
     rounds = session.rounds if updates <= TARGET_FROM else max(5, session.rounds // 4)  # they take seconds each
-    times = session.time(f"{direction}, {setting}, {shape}", cases, calls=calls_for(updates), rounds=rounds)
+    calls = 1 if session.dry else calls_for(updates)
+    times = session.time(f"{direction}, {setting}, {shape}", cases, calls=calls, rounds=rounds)
     fields = {"shape": shape, "dtype": name_of(setting.dtype)}
     what = f"{direction}, {setting}"
     for name in layers:
