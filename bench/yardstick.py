@@ -125,6 +125,8 @@ CONTENDERS: dict[str, Callable[[nn.Module, Tensor], object]] = {
 
 
 def run(session: Session) -> None:
+    if session.device != "cuda" and not session.dry:
+        raise ValueError("yardstick takes hours on a CPU: run it on a GPU, or go through it with --dry-run.")
     if absent := missing("spikingjelly"):
         session.refuse(WHAT, "images/s", absent, dtype="bfloat16")
         return

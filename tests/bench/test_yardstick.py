@@ -29,7 +29,7 @@ def answers(monkeypatch) -> dict[tuple[str, int], dict]:
 def test_the_published_size_is_enough_where_all_fit(answers):
     answers["STDL, lean", 112] = {"seconds": 1.0, "layout": "channels_last", "peak": 2**30}
     answers["SpikingJelly, cuda", 112] = {"refused": "fails: ImportError: not built"}
-    session = Session("yardstick", 2)
+    session = Session("yardstick", 2, device="cuda")
     yardstick.run(session)
     assert {row.shape for row in session.rows} == {"224×224, batch 112, T=4"}
     assert {row.dtype for row in session.rows} == {"bfloat16"}
@@ -47,7 +47,7 @@ def test_the_published_size_is_enough_where_all_fit(answers):
 
 def test_a_smaller_batch_where_one_does_not_fit(answers):
     answers["SpikingJelly, torch", 112] = {"refused": OUT_OF_MEMORY}
-    session = Session("yardstick", 2, quick=True)
+    session = Session("yardstick", 2, quick=True, device="cuda")
     yardstick.run(session)
     refused = [row for row in session.rows if row.spread is None]
     assert [(row.who, row.shape, row.note) for row in refused] == [
@@ -57,9 +57,17 @@ def test_a_smaller_batch_where_one_does_not_fit(answers):
     assert smaller == set(CONTENDERS)
 
 
+def test_hours_on_a_cpu_are_refused(answers):
+    with pytest.raises(ValueError, match="run it on a GPU, or go through it with --dry-run"):
+        yardstick.run(Session("yardstick", 2, device="cpu"))
+    session = Session("yardstick", 2, dry=True, device="cpu")
+    yardstick.run(session)
+    assert {row.shape for row in session.rows} == {"32×32, batch 2, T=4"}
+
+
 def test_without_spikingjelly(monkeypatch):
     monkeypatch.setattr(yardstick, "missing", lambda package: f"{package} is not installed")
-    session = Session("yardstick", 2)
+    session = Session("yardstick", 2, device="cuda")
     yardstick.run(session)
     assert [(row.spread, row.note) for row in session.rows] == [(None, "spikingjelly is not installed")]
 
