@@ -16,7 +16,7 @@ AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=haswell 
 # Threads of each of the processes that test-avx2 runs side by side; those of `make test` have one.
 THREADS := 2
 
-.PHONY: help setup test test-avx2 test-wheel lint format docs bench bench-full bench-compare demo clean
+.PHONY: help setup test test-avx2 test-wheel lint format docs bench bench-full bench-compare gpu demo clean
 
 help:  ## list the commands
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -78,6 +78,9 @@ bench-full: $(VENV)/ready-bench  ## the same with all sizes and rounds: about an
 
 bench-compare: $(VENV)/ready-bench  ## time the same cases with pytest-benchmark, beside the last saved run
 	$(BIN)/python -m pytest bench --benchmark-enable --benchmark-only --benchmark-autosave --benchmark-compare
+
+gpu: $(VENV)/ready-bench  ## run the tests and benchmarks of a GPU; the page to send back is bench/mine/gpu/gpu.md (DRY=1: without a GPU)
+	$(BIN)/python -m bench gpu $(if $(DRY),--dry-run)
 
 demo: setup  ## train a small spiking network on scikit-learn's digits by BPTT and by STDL, and compare
 	$(BIN)/python -m stdl_engine.train digits --compare bptt stdl

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stdl_engine.atomic_files import write_atomically
 
-from . import places, registry, report
+from . import gpu, gpu_page, places, registry, report
 from .machine import conditions
 from .others import Others
 from .publish import publish
@@ -32,7 +32,7 @@ from .results import Row, Run, append
 from .session import Session
 from .terminal import table
 
-ROUNDS, QUICK_ROUNDS = 20, 5
+ROUNDS, QUICK_ROUNDS, DRY_ROUNDS = 20, 5, 2
 ERRORS = (ValueError, RuntimeError, OSError, ImportError)
 
 
@@ -95,9 +95,10 @@ def measure(name: str, options: argparse.Namespace, console: Console) -> list[Ro
     """Run one benchmark, print its table and append its rows to the results."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     others = Others()
+    modes = {"quick": options.quick, "dry": options.dry_run}
     with Progress(*columns, console=console, transient=True) as progress:
-        session = Session(name, options.rounds, progress, quick=options.quick, device=registry.device(name))
-        where = conditions(session.device, "quick" if options.quick else "full")
+        session = Session(name, options.rounds, progress, **modes, device=registry.device(name))
+        where = conditions(session.device, session.sizes("full", "quick", "dry"))
         registry.load(name).run(session)
     if not session.rows:
         raise RuntimeError(f"{name} measured nothing: its run(session) has to record something.")
@@ -120,49 +121,74 @@ def measure(name: str, options: argparse.Namespace, console: Console) -> list[Ro
     return rows
 
 
+def measure_gpu(options: argparse.Namespace, console: Console) -> int:
+    """Everything about a GPU, and the page to send back."""
+    code = gpu.run(options.out, quick=options.quick, dry=options.dry_run, console=console)
+    console.print(f"written: {from_here(options.out / gpu_page.PAGE)}", highlight=False)
+    return code
+
+
 def from_here(path: Path) -> Path:
     """A path as short as it can be said."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-ACTIONS = {"list": list_benchmarks, "measure": measure_all, "report": write_page, "publish": publish_rows}
+ACTIONS = {
+    "list": list_benchmarks,
+    "measure": measure_all,
+    "report": write_page,
+    "publish": publish_rows,
+    "gpu": measure_gpu,
+}
 DESCRIPTION = """\
 Measure speed and memory on this machine. Rows, plots and a page with the published figures beside yours go to
 bench/mine, which git ignores. `report` only writes that page again. `publish` adds your rows to the published ones in
-bench/results and writes docs/benchmarks.md; nothing else changes a file that git tracks."""
+bench/results and writes docs/benchmarks.md; nothing else changes a file that git tracks. `gpu` runs the tests and
+benchmarks of a GPU and writes a page to send back, bench/mine/gpu/gpu.md."""
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m bench", description=DESCRIPTION)
-    names = f"report, publish, or what to measure: {', '.join(BENCHMARKS)}; all (the default) is {', '.join(MAIN)}"
+    names = f"report, publish, gpu, or what to measure: {', '.join(BENCHMARKS)}; all (the default) is {', '.join(MAIN)}"
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: minutes, not an hour")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only go through the code, at tiny sizes, on any machine"
+    )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
     parser.add_argument("--list", action="store_true", help="say what each benchmark measures, and stop")
     parser.add_argument("--rounds", type=int, help=f"interleaved rounds ({ROUNDS}; with --quick {QUICK_ROUNDS})")
-    parser.add_argument("--out", type=Path, default=places.MINE, help="folder of the results (bench/mine)")
+    parser.add_argument("--out", type=Path, help="folder of the results (bench/mine)")
     parser.add_argument("--force", action="store_true", help="publish a quick run over a full one")
     options = parser.parse_args(arguments)
     options.action = "list" if options.list else "measure"
-    if options.names and options.names[0] in ("report", "publish"):
+    if options.names and options.names[0] in ("report", "publish", "gpu"):
         options.action = options.names.pop(0)
     for name in options.names:
         if name not in (*BENCHMARKS, "all"):
-            parser.error(f"no benchmark {name!r}: choose from all, {', '.join(BENCHMARKS)}; or report, publish.")
+            parser.error(f"no benchmark {name!r}: choose from all, {', '.join(BENCHMARKS)}; or report, publish, gpu.")
     if options.action == "report" and options.names:
         parser.error(f"report shows all results of a folder: leave out {', '.join(options.names)}.")
+    if options.action == "gpu" and (options.names or options.json or options.rounds):
+        parser.error("gpu decides for itself what to run and prints no JSON: leave out all but --quick and --out.")
+    if options.action in ("report", "publish") and options.dry_run:
+        parser.error(f"{options.action} measures nothing: leave out --dry-run.")
     if options.force and options.action != "publish":
         parser.error("--force is for publish alone: leave it out.")
     wanted = options.names or (["all"] if options.action == "measure" else [])
     expanded = [one for name in wanted for one in (MAIN if name == "all" else (name,))]
     options.names = list(dict.fromkeys(expanded))
     if options.rounds is None:
-        options.rounds = QUICK_ROUNDS if options.quick else ROUNDS
+        options.rounds = DRY_ROUNDS if options.dry_run else QUICK_ROUNDS if options.quick else ROUNDS
     if options.rounds < 2:
         parser.error(f"--rounds is {options.rounds}: medians need at least 2.")
+    if options.out is None:
+        options.out = places.MINE / ("dry" if options.dry_run else "gpu" if options.action == "gpu" else "")
     if options.out.resolve() == places.PUBLISHED.resolve():
         parser.error(f"--out is {options.out}, which only publish writes: choose another folder.")
-    if options.action in ("measure", "report"):
+    if options.action == "gpu" and not options.dry_run and (absent := gpu.missing()):
+        parser.exit(1, f"python -m bench: {absent}\n")
+    if options.action in ("measure", "report", "gpu"):
         make_folder(options.out, parser)  # before measuring for minutes
     return options
 

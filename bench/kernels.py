@@ -32,6 +32,7 @@ OURS = [name for name, contender in CONTENDERS.items() if contender.ours]
 LIBRARIES = ("spikingjelly", "snntorch", "norse", "sinabs")
 SIZES = {T: tuple(2**k for k in range(12, 27 - T.bit_length() + 1, 2)) for T in (1, 4, 16)}
 QUICK_SIZES = {1: (2**12, 2**22), 4: (2**20,), 16: (2**18,)}
+DRY_SIZES = {1: (2**8,), 2: (2**8,)}
 DIRECTIONS = ("forward", "forward and backward")
 
 
@@ -48,8 +49,9 @@ class Setting:
 
 
 def run(session: Session) -> None:
-    sizes = QUICK_SIZES if session.quick else SIZES
-    dtypes = (torch.float32, torch.float16, torch.bfloat16) if session.device == "cuda" else (torch.float32,)
+    sizes = session.sizes(SIZES, QUICK_SIZES, DRY_SIZES)
+    all_dtypes = session.device == "cuda" or session.dry
+    dtypes = (torch.float32, torch.float16, torch.bfloat16) if all_dtypes else (torch.float32,)
     for dtype in dtypes:
         for T, some in sizes.items():
             for online in (True, False):
@@ -67,7 +69,11 @@ def compare(
             layers[name] = layer
     for neurons in sizes:
         for direction in DIRECTIONS:
-            measure(session, setting, direction, neurons, layers, contenders)
+            fields = {"shape": shape_of(setting, neurons), "dtype": name_of(setting.dtype)}
+            with session.attempt(f"{direction}, {setting}", "M neurons/s", **fields):
+                measure(session, setting, direction, neurons, layers, contenders)
+            for layer in layers.values():
+                layer.reset()
 
 
 def admit(session: Session, contender: Contender, setting: Setting, neurons: int) -> Layer | None:
@@ -95,12 +101,11 @@ def measure(
     moved = forward_bytes(setting.online, setting.dtype) + (backward_bytes(setting.dtype) if backward else 0)
     cases = {name: case(layer, setting, x, grad, backward) for name, layer in layers.items()}
     cases["copy_"] = copy(moved * neurons * setting.T, session.device)
-    shape = f"{setting.T}×2^{neurons.bit_length() - 1}"
+    shape = shape_of(setting, neurons)
     updates = neurons * setting.T
     rounds = session.rounds if updates <= TARGET_FROM else max(5, session.rounds // 4)  # they take seconds each
-    times = session.time(f"{direction}, {setting}, {shape}", cases, calls=calls_for(updates), rounds=rounds)
-    for layer in layers.values():
-        layer.reset()
+    calls = 1 if session.dry else calls_for(updates)
+    times = session.time(f"{direction}, {setting}, {shape}", cases, calls=calls, rounds=rounds)
     fields = {"shape": shape, "dtype": name_of(setting.dtype)}
     what = f"{direction}, {setting}"
     for name in layers:
@@ -112,6 +117,11 @@ def measure(
         target = TARGET if counts and contenders[theirs].package in LIBRARIES else None
         ratio = ratios(times[theirs], times[ours])
         session.record(what, "x", ratio, who=ours, against=theirs, at_least=target, **fields)
+
+
+def shape_of(setting: Setting, neurons: int) -> str:
+    """Steps × neurons, such as 4×2^20."""
+    return f"{setting.T}×2^{neurons.bit_length() - 1}"
 
 
 def pairs(names: Iterable[str], contenders: dict[str, Contender]) -> list[tuple[str, str]]:

@@ -21,11 +21,14 @@ def keep(session: Session, stepper: object, x: Tensor, y: Tensor, T: int, shape:
     averages = found.key_averages()
     on_gpu = session.device == "cuda"
     order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    total = sum(getattr(event, order) for event in averages)
     name = f"profile_{shape.replace(', ', '_').replace(' ', '').replace('=', '')}.txt"
     session.keep(name, averages.table(sort_by=order, row_limit=40) + "\n")
     session.note(f"STDL, lean is behind at {shape}: its profile is in {session.benchmark}_{name}.")
+    if not total:
+        session.note("It has no times of the GPU: PyTorch's profiler needs CUPTI or ROCTracer, and leave to use it.")
+        return
     longest = sorted(averages, key=lambda event: getattr(event, order), reverse=True)
-    total = sum(getattr(event, order) for event in averages)
     for event in longest[:SHOWN]:
         share = 100 * getattr(event, order) / total
         fields = {"who": event.key, "shape": shape, "note": f"{event.count} calls"}

@@ -21,7 +21,7 @@ def publish(folder: Path, names: Iterable[str] = (), *, force: bool = False) -> 
     published = {name: runs(places.PUBLISHED / f"{name}.csv") for name in registry.BENCHMARKS}
     new: dict[str, Run] = {}
     for name in names or registry.BENCHMARKS:
-        own = runs(folder / f"{name}.csv")
+        own = [run for run in runs(folder / f"{name}.csv") if run.conditions["mode"] != "dry"]
         if not own and names:
             raise ValueError(f"{folder} has no run of {name} to publish: run python -m bench {name} first.")
         own = [run for run in own if not run.quick] or own

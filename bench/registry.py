@@ -33,6 +33,7 @@ MORE = (
     "parallel",
     "spike_conv",
     "dropin",
+    "yardstick",
 )
 """Run when named."""
 BENCHMARKS = (*MAIN, *MORE)

@@ -38,6 +38,8 @@ class Page:
     """The run of each benchmark."""
     published: Mapping[str, list[Run]]
     """The published runs that may stand beside it, oldest first."""
+    expected: Collection[str] = registry.MAIN
+    """Benchmarks that are named where they have no run."""
 
 
 def readers_page(folder: Path) -> Page:
@@ -79,7 +81,7 @@ def document(page: Page, plots: Collection[str]) -> str:
         parts += heading(name, run, beside.get(name))
         parts += pictures(page, name, embedded=name in plots)
         parts += registry.tables(name, run.measured)
-    missing = [name for name in registry.MAIN if name not in shown]
+    missing = [name for name in page.expected if name not in shown]
     if missing:
         parts.append(f"Not measured yet: {', '.join(missing)}.")
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from rich.progress import Progress
@@ -10,12 +12,18 @@ from rich.progress import Progress
 from .results import Row
 from .timing import Case, interleave, spread
 
+Sizes = TypeVar("Sizes")
+"""Whatever a benchmark runs at."""
+OUT_OF_MEMORY, FAILS = "out of memory", "fails"
+"""How the note of a row begins that has no figure because a GPU is too small, or because of an error."""
+
 
 class Session:
     """One run of one benchmark.
 
     Attributes:
         quick: whether to leave out what takes long; each benchmark decides what that is.
+        dry: whether only to go through the code, at sizes whose figures mean nothing.
         rounds: interleaved rounds of every timing.
         device: "cuda" where there is one, else "cpu".
         rows, notes: what was found.
@@ -29,13 +37,19 @@ class Session:
         progress: Progress | None = None,
         *,
         quick: bool = False,
+        dry: bool = False,
         device: str | None = None,
     ) -> None:
-        self.benchmark, self.rounds, self.progress, self.quick = benchmark, rounds, progress, quick
+        self.benchmark, self.rounds, self.progress = benchmark, rounds, progress
+        self.quick, self.dry = quick, dry
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.files: dict[str, str] = {}
+
+    def sizes(self, full: Sizes, quick: Sizes, dry: Sizes) -> Sizes:
+        """Those that this run is for."""
+        return dry if self.dry else quick if self.quick else full
 
     def time(
         self, what: str, cases: dict[str, Case], *, calls: int = 1, warmup: int = 2, rounds: int | None = None
@@ -73,6 +87,16 @@ class Session:
         """Say in a figure's place why there is none: "differs", "not installed"."""
         self.rows.append(Row(benchmark=self.benchmark, what=what, unit=unit, spread=None, note=reason, **fields))
 
+    @contextlib.contextmanager
+    def attempt(self, what: str, unit: str, **fields: str) -> Iterator[None]:
+        """On a GPU, what fails there or does not fit its memory is refused with the reason, and the rest goes on."""
+        try:
+            yield
+        except Exception as error:  # whatever a driver or a compiler raises
+            if self.device != "cuda":
+                raise
+            self.refuse(what, unit, failure(error), **fields)
+
     def show(self, what: str) -> None:
         """Say what is going on when nothing is being timed here."""
         if self.progress is not None:
@@ -85,3 +109,11 @@ class Session:
     def keep(self, name: str, content: str) -> None:
         """Keep a file beside the results, its name after that of the benchmark."""
         self.files[f"{self.benchmark}_{name}"] = content
+
+
+def failure(error: Exception) -> str:
+    """Why something gave no figure, in one line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return OUT_OF_MEMORY
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{FAILS}: {type(error).__name__}{': ' + lines[0] if lines else ''}"

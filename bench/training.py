@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from stdl_engine.memory.tracker import CudaTracker
 from stdl_engine.models import build_model
 from stdl_engine.planning.planner import measure
 from stdl_engine.rules import RULES
@@ -31,7 +32,8 @@ from .workload import SGD, batch_of
 
 T = 4
 WHAT = "resnet18, training step"
-COLUMNS = {"samples/s": "samples per second", "MB": "peak MB"}
+COLUMNS = {"samples/s": "samples per second", "MB": "peak MB", "MB allocated": "MB allocated by CUDA in a step"}
+PLOTTED = ("samples/s", "MB")
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 PEER = "SpikingJelly BPTT"
 GOALS = {
@@ -55,6 +57,10 @@ class Size:
 
 SIZES = (Size(width=0.25, batch=64), Size(width=1.0, batch=8))
 QUICK_SIZES = (Size(width=0.25, batch=32),)
+GPU_SIZES = (*SIZES, Size(width=1.0, batch=128))
+DRY_SIZES = (Size(width=0.125, batch=2),)
+SEARCHED = ("2", "4")
+"""Levels of SpikingJelly's memory optimiser that search for minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +73,14 @@ class Trainee:
     online: bool = False
     """Whether SpikingJelly's gradient is SLTT's."""
     quick: bool = True
+    dry: bool = True
+    """Whether it takes part with --quick and --dry-run."""
 
 
-def ours(rule: str, memory: str = "lean", recompute: str = "none", chunk: int = 1) -> Callable:
+def ours(rule: str, memory: str = "lean", recompute: str = "none", **options) -> Callable:
     def build(width: float, x: Tensor, layout: torch.memory_format):
-        options = {"budget": "published"} if rule == "stdl" else {}
         made = network(width, x, layout), SGD, x
-        return RULES[rule](*made, memory=memory, recompute=recompute, steps=T, chunk=chunk, **options)
+        return RULES[rule](*made, memory=memory, recompute=recompute, steps=T, **options)
 
     return build
 
@@ -100,17 +107,19 @@ def theirs(variant: jelly.Variant) -> Callable:
 
 
 TRAINEES = {
-    "STDL, lean": Trainee(build=ours("stdl")),
+    "STDL, lean": Trainee(build=ours("stdl", budget="published")),
     "SLTT, lean": Trainee(build=ours("sltt")),
     "ELL, lean": Trainee(build=ours("ell"), quick=False),
+    "DECOLLE, lean": Trainee(build=ours("decolle"), quick=False),
+    "four even parts, lean": Trainee(build=ours("even", K=4), quick=False),
     "BPTT, lean": Trainee(build=ours("bptt")),
-    "STDL, together": Trainee(build=ours("stdl", chunk=T)),
+    "STDL, together": Trainee(build=ours("stdl", chunk=T, budget="published")),
     "SLTT, together": Trainee(build=ours("sltt", chunk=T)),
     "BPTT, together": Trainee(build=ours("bptt", chunk=T)),
     "BPTT, plain": Trainee(build=ours("bptt", "paper"), quick=False),
     "BPTT, recomputing": Trainee(build=ours("bptt", recompute="all")),
     "SLTT, recomputing": Trainee(build=ours("sltt", recompute="all"), quick=False),
-    "STDL, recomputing": Trainee(build=ours("stdl", recompute="all"), quick=False),
+    "STDL, recomputing": Trainee(build=ours("stdl", recompute="all", budget="published"), quick=False),
 }
 MATCHED = {
     f"BPTT, in the memory of {name.removeprefix('SpikingJelly ')}": name
@@ -118,16 +127,24 @@ MATCHED = {
     if variant.optimized
 }
 """BPTT of ours and whose memory it keeps to."""
-TRAINEES |= {name: Trainee(build=within(peer), quick=False) for name, peer in MATCHED.items()}
 TRAINEES |= {
-    name: Trainee(build=theirs(variant), mode=variant.mode, online=variant.online, quick=name in QUICK_PEERS)
-    for name, variant in jelly.VARIANTS.items()
+    name: Trainee(build=within(peer), quick=False, dry=jelly.VARIANTS[peer].optimized not in SEARCHED)
+    for name, peer in MATCHED.items()
 }
+TRAINEES |= {
+    name: Trainee(
+        build=theirs(variant), mode=variant.mode, online=variant.online, quick=name in QUICK_PEERS,
+        dry=variant.optimized not in SEARCHED,
+    )
+    for name, variant in jelly.VARIANTS.items()
+}  # fmt: skip
 
 
 def run(session: Session) -> None:
-    for size in QUICK_SIZES if session.quick else SIZES:
-        compare(session, size)
+    full = GPU_SIZES if session.device == "cuda" else SIZES
+    for size in session.sizes(full, QUICK_SIZES, DRY_SIZES):
+        with session.attempt(WHAT, "samples/s", shape=str(size), dtype="float32"):
+            compare(session, size)
 
 
 def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEES) -> None:
@@ -136,7 +153,7 @@ def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEE
     fields = {"shape": str(size), "dtype": "float32"}
     steppers, layouts = {}, {}
     for name, trainee in trainees.items():
-        if session.quick and not trainee.quick:
+        if not session.sizes(True, trainee.quick, trainee.dry):
             continue
         reason = missing("spikingjelly") if trainee.mode or name in MATCHED else ""
         if trainee.mode and not reason:
@@ -145,7 +162,8 @@ def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEE
             session.refuse(WHAT, "samples/s", reason, who=name, **fields)
             continue
         session.show(f"{name}, {size}: which layout is faster")
-        layouts[name], steppers[name] = fastest(session, trainee, size.width, x, y)
+        with session.attempt(WHAT, "samples/s", who=name, **fields):
+            layouts[name], steppers[name] = fastest(session, trainee, size.width, x, y)
     batches = {name: x.to(memory_format=layout) for name, layout in LAYOUTS.items()}
     cases = {
         name: Case(functools.partial(stepper.step, batches[layouts[name]], y, T)) for name, stepper in steppers.items()
@@ -156,6 +174,8 @@ def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEE
         note = layouts[name]
         session.record(WHAT, "samples/s", [size.batch / t for t in times[name]], who=name, note=note, **fields)
         session.record(WHAT, "MB", peak_bytes(stepper, batches[note], y) / 1e6, who=name, **fields)
+        if session.device == "cuda":
+            session.record(WHAT, "MB allocated", allocated(stepper, batches[note], y) / 1e6, who=name, **fields)
     for name in steppers:
         for peer in (peer for peer in steppers if trainees[peer].mode and not trainees[name].mode):
             goal = GOALS.get((name, size.width)) if peer == PEER else None
@@ -165,6 +185,8 @@ def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEE
             session.record(WHAT, "x", ratios(times[peer], times[name]), at_least=goal, **pair, **fields)
     for name in (name for name in steppers if name.endswith(", recomputing")):
         pair = {"who": name, "against": name.replace("recomputing", "lean")}
+        if pair["against"] not in steppers:
+            continue
         slower = ratios(times[name], times[pair["against"]])
         session.record(WHAT, "x slower", slower, at_most=1.35, **pair, **fields)
     missed = [row for row in session.rows if row.shape == str(size) and row.target and not row.reached]
@@ -207,6 +229,15 @@ def peak_bytes(stepper: object, x: Tensor, y: Tensor) -> int:
     return measure(stepper, x, y, T).peak_bytes
 
 
+def allocated(stepper: object, x: Tensor, y: Tensor) -> int:
+    """The most bytes that a step has CUDA's allocator give out beyond those of everyone's weights and optimizers, the
+    workspaces of operators included."""
+    with CudaTracker() as tracker:
+        before = tracker.current
+        stepper.step(x, y, T)
+    return tracker.peak - before
+
+
 def tables(rows: Sequence[Row]) -> list[str]:
     """Samples per second and peaks, then ratios, then the profile where there is one."""
     parts = []
@@ -238,10 +269,10 @@ def _figure_and_layout(row: Row) -> str:
 
 def plot(rows: Sequence[Row]) -> bytes | None:
     """Samples per second beside peak memory, one line of panels for each size."""
-    step = [row for row in rows if row.what == WHAT and row.unit in COLUMNS]
+    step = [row for row in rows if row.what == WHAT and row.unit in PLOTTED]
     panels = {
         (shape, COLUMNS[unit]): plots.bars_of([row for row in step if (row.shape, row.unit) == (shape, unit)])
         for shape in dict.fromkeys(row.shape for row in step)
-        for unit in COLUMNS
+        for unit in PLOTTED
     }
     return plots.bars(panels, marked=jelly.VARIANTS) if panels else None

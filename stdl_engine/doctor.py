@@ -9,6 +9,7 @@ import functools
 import importlib.metadata
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ SETTINGS = (
 )  # fmt: skip
 """Variables of the environment that change what runs or how much memory it takes."""
 TOLERANCE = 1e-5
+AMD_DRIVER = Path("/sys/module/amdgpu/version")
 
 
 def main() -> int:
@@ -123,9 +125,22 @@ def gpu() -> Iterator[tuple[str, str]]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         yield f"device {index}", f"{properties.name}, {properties.total_memory / 1e9:.1f} GB"
+    built_for = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+    yield "torch is built for", f"{built_for}, cuDNN or MIOpen {torch.backends.cudnn.version()}"
+    yield "driver", gpu_driver()
     import triton
 
     yield "Triton target", str(triton.runtime.driver.active.get_current_target())
+
+
+def gpu_driver() -> str:
+    """The version of the driver as nvidia-smi or the kernel module of AMD says it."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+        return " and ".join(dict.fromkeys(said)) or "not said by nvidia-smi"
+    except (OSError, subprocess.SubprocessError):
+        return AMD_DRIVER.read_text().strip() if AMD_DRIVER.exists() else "unknown: there is no nvidia-smi"
 
 
 def extras() -> Iterator[tuple[str, str]]:

@@ -23,6 +23,17 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
+def pytest_collection_modifyitems(items):
+    """Mark as `gpu` what runs on a GPU where there is one: tests that need it, and those of the Triton kernels, which
+    run in Triton's interpreter elsewhere."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        of_triton = any(str(getattr(value, "backend", value)) == "triton" for value in parameters)
+        if of_triton or any("GPU" in mark.kwargs.get("reason", "") for mark in item.iter_markers("skipif")):
+            item.add_marker("gpu")
+
+
 @pytest.fixture(autouse=True)
 def _unwritten_memory_is_nan():
     """torch.empty gives NaN (255 in bytes), so that nothing passes by reading what it did not write."""

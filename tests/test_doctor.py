@@ -54,6 +54,22 @@ def test_says_where_triton_kernels_run(monkeypatch):
         assert dict(doctor.gpu())["Triton target"].startswith(answer)
 
 
+def test_the_driver_of_a_gpu(monkeypatch, tmp_path):
+    def answer(*_, **__):
+        return subprocess.CompletedProcess([], 0, "580.95.05\n580.95.05\n", "")
+
+    def absent(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(doctor.subprocess, "run", answer)
+    assert doctor.gpu_driver() == "580.95.05"
+    monkeypatch.setattr(doctor.subprocess, "run", absent)
+    monkeypatch.setattr(doctor, "AMD_DRIVER", tmp_path / "version")
+    assert doctor.gpu_driver() == "unknown: there is no nvidia-smi"
+    (tmp_path / "version").write_text("6.14.14\n")
+    assert doctor.gpu_driver() == "6.14.14"
+
+
 def test_a_kernel_that_is_wrong_is_named(capsys, monkeypatch):
     real = cpu.forward
 

@@ -9,10 +9,11 @@ import torch
 from spikingjelly.activation_based import functional
 from spikingjelly.activation_based.memopt import optimize_memory
 
-from bench import jelly, memopt, memory, training
+from bench import jelly, memopt, memory, profile, training
 from bench.session import Session
 from stdl_engine import FusedLIF
 from stdl_engine.models import build_model
+from stdl_engine.rules import RULES
 
 WIDTH, T = 0.125, 2
 
@@ -130,6 +131,62 @@ def test_recomputing_is_timed_and_keeps_to_the_memory_of_the_peer(monkeypatch):
     (slower,) = [row for row in session.rows if row.unit == "x slower"]
     assert (slower.who, slower.against, slower.target) == ("BPTT, recomputing", "BPTT, lean", "<= 1.35")
     assert "Time of a step that recomputes:" in training.tables(session.rows)
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+def test_who_does_not_fit_a_gpu_is_a_row_and_the_others_are_timed(monkeypatch):
+    def too_large(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    batch_of = training.batch_of
+    monkeypatch.setattr(training, "batch_of", lambda size, device: batch_of(size))
+    monkeypatch.setattr(training, "T", 1)
+    trainees = {
+        "SLTT, lean": training.Trainee(build=too_large),
+        "SLTT, recomputing": training.TRAINEES["SLTT, recomputing"],
+        "ELL, lean": training.TRAINEES["ELL, lean"],
+    }
+    session = Session("training", 2, device="cuda")
+    training.compare(session, training.Size(width=WIDTH, batch=2), trainees)
+    assert [(row.who, row.note) for row in session.rows if row.spread is None] == [("SLTT, lean", "out of memory")]
+    measured = [row for row in session.rows if row.spread is not None]
+    assert [row.who for row in measured if row.unit == "samples/s"] == list(trainees)[1:]
+    assert {row.spread.p50 for row in measured if row.unit == "MB allocated"} == {4.0}
+    assert "MB allocated by CUDA in a step" in "".join(training.tables(measured))
+    assert training.plot(measured).startswith(b"\x89PNG")
+
+
+def test_a_size_that_fails_on_a_gpu_stops_no_other(monkeypatch):
+    def compare(session, size):
+        if size.batch == 8:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        session.record("a step", "x", 1.0, shape=str(size))
+
+    monkeypatch.setattr(training, "compare", compare)
+    session = Session("training", 2, device="cuda")
+    training.run(session)
+    notes = {row.shape: row.note for row in session.rows}
+    assert notes == {
+        "width 0.25, batch 64, T=4": "",
+        "width 1, batch 8, T=4": "fails: RuntimeError: CUDA error: unspecified launch failure",
+        "width 1, batch 128, T=4": "",
+    }
+
+
+def test_a_profile_without_times_of_the_gpu_is_a_note(batch):
+    """Without a GPU, or without leave to trace it, the profiler counts no time on it."""
+    session = Session("training", 2, device="cuda")
+    stepper = training.TRAINEES["SLTT, lean"].build(WIDTH, batch[0], torch.contiguous_format)
+    profile.keep(session, stepper, *batch, 1, "width 1, T=4")
+    assert session.rows == []
+    assert "PyTorch's profiler needs CUPTI" in session.notes[-1]
+    assert list(session.files) == ["training_profile_width1_T4.txt"]
+
+
+def test_every_rule_is_trained():
+    built = {name.partition(",")[0].lower() for name in training.TRAINEES}
+    assert {"bptt", "sltt", "decolle", "ell", "stdl", "four even parts"} <= built
+    assert set(RULES) == {"bptt", "sltt", "decolle", "ell", "stdl", "even"}  # a new one belongs there too
 
 
 def test_a_network_that_differs_is_not_trained(monkeypatch):

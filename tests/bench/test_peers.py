@@ -176,6 +176,40 @@ def test_rates_shares_and_ratios_are_of_the_same_rounds():
     assert {row.against for row in session.rows if row.unit == "x"} == {"reference"}
 
 
+def test_a_dry_run_goes_through_all_dtypes(monkeypatch):
+    session = Session("kernels", 2, dry=True)
+    monkeypatch.setattr(kernels, "DRY_SIZES", {2: (2**8,)})
+    contenders = {name: CONTENDERS[name] for name in ("FusedLIF", "reference")}
+    compare = kernels.compare
+    monkeypatch.setattr(kernels, "compare", lambda *given: compare(*given, contenders))
+    kernels.run(session)
+    assert {row.dtype for row in session.rows} == {"float32", "float16", "bfloat16"}
+    assert {row.shape for row in session.rows} == {"2×2^8"}
+    assert all(row.spread is not None for row in session.rows)
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+def test_a_size_that_does_not_fit_a_gpu_is_a_row(monkeypatch):
+    def on_cpu(neurons, T, dtype, device):
+        if neurons > 64:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return inputs(neurons, T, dtype)
+
+    inputs, copy = kernels.inputs, kernels.copy
+    monkeypatch.setattr(kernels, "inputs", on_cpu)
+    monkeypatch.setattr(kernels, "copy", lambda moved, device: copy(moved))
+    monkeypatch.setattr("bench.agreement.inputs", on_cpu)
+    session = Session("kernels", 2, device="cuda")
+    setting = kernels.Setting(online=True, T=1, dtype=torch.float16)
+    kernels.compare(session, setting, (64, 128), {"FusedLIF": CONTENDERS["FusedLIF"]})
+    found = {(row.shape, row.unit, row.note) for row in session.rows}
+    assert found == {
+        ("1×2^6", "M neurons/s", ""),
+        ("1×2^6", "of copy_", ""),
+        ("1×2^7", "M neurons/s", "out of memory"),
+    }
+
+
 def test_the_protocol_refuses_what_differs_and_times_the_rest():
     session = Session("training", 2)
     contenders = {name: CONTENDERS[name] for name in ("FusedLIF", "reference", "SpikingJelly LIFNode")}

@@ -91,6 +91,14 @@ def test_quick_rows_over_quick_ones_and_over_none(checkout):
     assert published(checkout) == ["2030-01-01", "2030-01-02"]
 
 
+def test_a_dry_run_is_never_published(checkout, capsys):
+    write(checkout.mine, "kernels", *kernel_rows(3.0), mode="dry")
+    assert main(["publish"]) == 0
+    assert published(checkout) == []
+    assert main(["publish", "kernels"]) == 1
+    assert "has no run of kernels to publish" in capsys.readouterr().err
+
+
 def test_a_name_without_a_run_is_an_error(checkout, capsys):
     assert main(["publish", "kernels"]) == 1
     assert "has no run of kernels to publish: run python -m bench kernels first." in capsys.readouterr().err

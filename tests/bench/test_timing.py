@@ -6,6 +6,7 @@ import gc
 import time
 
 import pytest
+import torch
 
 from bench.session import Session
 from bench.timing import Case, interleave, ratios, spread
@@ -75,3 +76,32 @@ def test_a_session_records_medians_targets_and_refusals():
     assert (first.spread.p50, first.rounds, first.target, first.reached) == (4.0, 3, ">= 4", True)
     assert (second.target, second.reached, second.rounds) == ("<= 3", False, 1)
     assert (third.spread, third.note) == (None, "differs: by 1")
+
+
+def test_sizes_of_a_run():
+    for name, mode in (("full", {}), ("quick", {"quick": True}), ("dry", {"dry": True})):
+        assert Session("kernels", 2, **mode).sizes("full", "quick", "dry") == name
+
+
+@pytest.mark.parametrize(
+    ("error", "note"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), "out of memory"),
+        (
+            RuntimeError("CUDA error: an illegal access\nCompile with more"),
+            "fails: RuntimeError: CUDA error: an",
+        ),
+        (AssertionError(), "fails: AssertionError"),
+    ],
+)
+def test_what_fails_on_a_gpu_is_a_row(error, note):
+    session = Session("kernels", 2, device="cuda")
+    with session.attempt("forward", "M neurons/s", who="FusedLIF", shape="1×2^26"):
+        raise error
+    (row,) = session.rows
+    assert (row.what, row.who, row.shape, row.spread) == ("forward", "FusedLIF", "1×2^26", None)
+    assert row.note.startswith(note)
+    session = Session("kernels", 2, device="cpu")
+    with pytest.raises(type(error)), session.attempt("forward", "M neurons/s"):
+        raise error
+    assert session.rows == []

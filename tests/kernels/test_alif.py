@@ -214,13 +214,6 @@ INPUT = [1.25, 1.0, 1.0, 0.5]
 MEMBRANES, ADAPTATIONS, FIRED = [1.25, 1.125, 1.5625, 0.65625], [0.0, 0.5, 0.25, 0.625], [1, 0, 1, 0]
 
 
-@pytest.fixture(params=["reference", "cpu", "triton"])
-def backend(request) -> str:
-    if request.param == "triton" and torch.cuda.is_available():
-        pytest.skip("numbers are compared on the CPU")
-    return request.param
-
-
 @pytest.mark.parametrize("online", [False, True], ids=["bptt", "online"])
 def test_golden_trace(backend, online):
     m, adaptation, trace = torch.zeros(1), torch.zeros(1), []

@@ -5,8 +5,6 @@ import torch
 
 from stdl_engine.kernels.lif import lif_step, lif_step_
 
-BACKENDS = ["reference", "cpu", "triton"]
-
 INPUT = [0.75, 0.75, 0.75, 1.5, 0.0]
 TRACES = {
     # fires at 1.125 and 1.90625, which leaves 0.125 and 0.90625:
@@ -19,13 +17,6 @@ TRACES = {
     # 0.75   ½·0.75 + 0.75   ½·1.125 + 0.75   ½·1.3125 + 1.5   ½·2.15625 + 0
     "none": ([0.75, 1.125, 1.3125, 2.15625, 1.078125], [0, 1, 1, 1, 1]),
 }
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request) -> str:
-    if request.param == "triton" and torch.cuda.is_available():
-        pytest.skip("numbers are compared on the CPU")
-    return request.param
 
 
 @pytest.mark.parametrize("reset", TRACES)

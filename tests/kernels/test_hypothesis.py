@@ -1,5 +1,6 @@
 """Any shape, memory order and parameters: the kernels equal the reference."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ def check(target: Target, data: st.DataObject) -> None:
     shape, options = data.draw(shapes), data.draw(parameters)
     torch.manual_seed(data.draw(st.integers(0, 2**16)))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
-    case = Case.random(shape, dtype, threshold=options["threshold"])
+    case = Case.random(shape, dtype, target.device, threshold=options["threshold"])
     case = Case(*(any_order(t, data.draw(st.permutations(range(len(shape))))) for t in case))
     detach_reset = data.draw(st.booleans())
     exact = target.is_exact("triangle", dtype)
@@ -52,9 +53,8 @@ def test_cpu(data):
     check(Target("cpu", "cpu"), data)
 
 
+@pytest.mark.gpu
 @settings(deadline=None, max_examples=25)
 @given(st.data())
-def test_interpreter(data):
-    if torch.cuda.is_available():
-        return
-    check(Target("triton", "cpu"), data)
+def test_triton(data):
+    check(Target("triton", "cuda" if torch.cuda.is_available() else "cpu"), data)

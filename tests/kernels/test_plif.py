@@ -179,16 +179,6 @@ def test_against_finite_differences(scale_by_decay):
         assert gradcheck(lambda *a: plif_step(*a, backend=backend, **options)[1], (x, m_prev, w))  # noqa: B023
 
 
-BACKENDS = ["reference", "cpu", "triton"]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request) -> str:
-    if request.param == "triton" and torch.cuda.is_available():
-        pytest.skip("numbers are compared on the CPU")
-    return request.param
-
-
 @pytest.mark.parametrize("reset", TRACES)
 @pytest.mark.parametrize("online", [False, True], ids=["bptt", "online"])
 def test_golden_trace(backend, online, reset):
