@@ -1,12 +1,12 @@
 """Images per second and peak GiB of SEW-ResNet-18 on images of ImageNet's size, in bfloat16.
 
-SpikingJelly's own `sew_resnet18` (LIF neurons, tau 2, hard reset, ADD) as its benchmark of one GPU has it: T=4
-different frames of 224×224, batch 112, autocast to bfloat16, SGD with momentum. It is trained by SpikingJelly with each
-of its implementations of the neuron (`SJ_LIF_CUDA_IMPLEMENTATION`), in the same loop with our neurons in place of its
-own (`convert_neurons`), and by our rules (`units_from`). Everyone runs in a process of its own, in the memory layout
-that is faster for it; the processes take turns for some rounds, and the peak is that of CUDA's allocator in the whole
-process. Where someone does not fit the GPU, everyone also runs with a smaller batch. Our rules take batch norm's
-statistics per time step, SpikingJelly's network over all of them.
+SpikingJelly's own `sew_resnet18` with the settings of its benchmark of one GPU (LIF neurons, tau 2, hard reset, ADD;
+T=4 different frames of 224×224; SGD with momentum), at batch 112 and under autocast to bfloat16. It is trained by
+SpikingJelly with each of its implementations of the neuron (`SJ_LIF_CUDA_IMPLEMENTATION`), in the same loop with our
+neurons in place of its own (`convert_neurons`), and by our rules (`units_from`). Everyone runs in a process of its own,
+in the memory layout that is faster for it; the processes take turns for some rounds, and the peak is that of CUDA's
+allocator in the whole process. Where someone does not fit the GPU, everyone also runs with a smaller batch. Our rules
+take batch norm's statistics per time step, SpikingJelly's network over all of them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Size:
 
 
 SIZES = (Size(batch=112), Size(batch=32))
-"""The published one, and one for GPUs in which that does not fit."""
+"""The one that counts, and one for GPUs in which that does not fit."""
 QUICK_SIZES = tuple(Size(batch=size.batch, rounds=1) for size in SIZES)
 DRY_SIZES = (Size(batch=2, side=32, steps=1, rounds=1),)
 

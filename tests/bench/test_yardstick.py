@@ -26,7 +26,7 @@ def answers(monkeypatch) -> dict[tuple[str, int], dict]:
     return found
 
 
-def test_the_published_size_is_enough_where_all_fit(answers):
+def test_the_large_batch_is_enough_where_all_fit(answers):
     answers["STDL, lean", 112] = {"seconds": 1.0, "layout": "channels_last", "peak": 2**30}
     answers["SpikingJelly, cuda", 112] = {"refused": "fails: ImportError: not built"}
     session = Session("yardstick", 2, device="cuda")
