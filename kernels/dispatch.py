@@ -8,6 +8,7 @@ import importlib.util
 from types import ModuleType
 
 import torch
+from torch._guards import active_fake_mode
 
 BACKENDS = ("auto", "triton", "cpu", "reference")
 _BY_DEVICE = {
@@ -57,6 +58,8 @@ def choose(backend: str, device: torch.device) -> str:
             f'no fused kernel for device {device.type!r}: pass backend="reference", or move the tensors to cuda or cpu.'
         )
     check_name(backend)
+    if device.type == "meta" or (device.type == "cpu" and active_fake_mode() is not None):
+        return backend  # only shapes are asked for, as where a training step is planned
     if backend == "cpu" and device.type != "cpu":
         raise ValueError(
             f'backend "cpu" cannot run on {device.type} tensors: move them to the CPU, or pass backend="auto".'

@@ -98,3 +98,15 @@ def test_cuda_allocates_what_was_predicted(memory):
     torch.cuda.reset_peak_memory_stats()
     rule.step(x, y, T)
     assert predicted <= torch.cuda.max_memory_allocated() <= 1.1 * predicted
+
+
+@pytest.mark.parametrize("backend", ["cpu", "triton", "reference"])
+def test_neurons_with_a_backend_of_their_own(backend):
+    """Planning asks for shapes only, whatever the backend runs on; the plain reference keeps more than a kernel."""
+    model = build_model("resnet18", width=0.0625, backend=backend)
+    auto = predict(STDL, build_model("resnet18", width=0.0625), SGD, SHAPE, T, budget="published").peak_bytes
+    planned = predict(STDL, model, SGD, SHAPE, T, budget="published").peak_bytes
+    assert planned > auto if backend == "reference" else planned == auto
+    x, y = torch.randn(SHAPE), torch.randint(10, SHAPE[:1])
+    if backend != "triton":
+        assert measure(STDL(model, SGD, x, budget="published"), x, y, T).peak_bytes == planned
