@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.utils import _pair
 
 from ..kernels.bits.reference import pack
+from ..kernels.operators import transformed
 from ..kernels.small_form import attach, bits_of, is_spikes, mark_counts
 from ..memory.layers import SpikeAvgPool2d, SpikeConv2d, convolve_bits, every_pixel
 from ..memory.pieces import Carried
@@ -25,13 +26,18 @@ from ..memory.strided import skips_pixels
 from ..neurons import Neuron
 
 
+def must_be_plain() -> bool:
+    """Whether torch.compile or a transform of torch.func is at work, which follow plain layers only."""
+    return torch.compiler.is_compiling() or transformed()
+
+
 class LeanConv2d(SpikeConv2d):
     """`nn.Conv2d`; of spikes, or sums of up to three, with channels innermost on a CPU, it reads the bits."""
 
     def forward(self, x: Tensor | Carried) -> Tensor:
         if isinstance(x, Carried) or self.memory_form is not None:  # in a learning rule
             return super().forward(x)
-        if torch.compiler.is_compiling() or x.ndim != 4:
+        if must_be_plain() or x.ndim != 4:
             return super().forward(x)
         stride = self.stride
         if skips_pixels(self):
@@ -65,6 +71,9 @@ class LeanAvgPool2d(SpikeAvgPool2d):
 
     memory_form: str | None = "lean"
 
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.AvgPool2d.forward(self, x) if must_be_plain() else super().forward(x)
+
 
 class _MaxPool(torch.autograd.Function):
     """Keeps where the largest were, in as few bytes as say it, and nothing of the input."""
@@ -91,7 +100,7 @@ class LeanMaxPool2d(nn.MaxPool2d):
     """`nn.MaxPool2d`; the largest of some spikes is a spike, and is kept as small as they are."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not is_spikes(x):
+        if must_be_plain() or not is_spikes(x):
             return super().forward(x)
         sizes = (list(_pair(size)) for size in (self.kernel_size, self.stride, self.padding, self.dilation))
         y = _MaxPool.apply(x, *sizes, self.ceil_mode)
@@ -111,7 +120,7 @@ class KeepsSpikesSmall(nn.Module):
 
 
 def _keeping_small() -> contextlib.AbstractContextManager:
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if must_be_plain() or not torch.is_grad_enabled():
         return contextlib.nullcontext()
     autograd: Any = torch._C._autograd
     taken = autograd._top_saved_tensors_default_hooks(False) is not None
@@ -127,7 +136,7 @@ class SpikeSum(KeepsSpikesSmall):
 
     def __call__(self, x: Tensor) -> Tensor:
         y = super().__call__(x)
-        if torch.compiler.is_compiling():
+        if must_be_plain():
             return y
         spikes = all(isinstance(neuron, Neuron) for neuron in neurons_that_join(self))
         return mark_counts(y) if spikes and (self.downsample is not None or is_spikes(x)) else y

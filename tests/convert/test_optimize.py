@@ -332,6 +332,28 @@ def test_compiled(read):
     assert read == []
 
 
+def test_transforms_of_torch_func():
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), FusedLIF(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, 3), FusedLIF(), nn.AvgPool2d(2), nn.Flatten(),
+    ).to(memory_format=CHANNELS_LAST)  # fmt: skip
+    changed = copy.deepcopy(model)
+    optimize(changed)
+    x = torch.randn(2, 3, 12, 12).to(memory_format=CHANNELS_LAST)
+    grad, results = torch.randn(2, 16), []
+    for one in (model, changed):
+
+        def loss(parameters, one=one):
+            reset_states(one)
+            return (torch.func.functional_call(one, parameters, (x,)) * grad).sum()
+
+        results.append(torch.func.grad(loss)(dict(one.named_parameters())))
+        reset_states(one)
+    for name, gradient in results[0].items():
+        assert gradient.abs().max() > 0
+        assert torch.equal(gradient, results[1][name])
+
+
 def test_other_convolutions_stay_and_the_report_says_why():
     class Own(nn.Conv2d):
         def forward(self, x):
