@@ -58,15 +58,20 @@ def choose(backend: str, device: torch.device) -> str:
             f'no fused kernel for device {device.type!r}: pass backend="reference", or move the tensors to cuda or cpu.'
         )
     check_name(backend)
-    if device.type == "meta" or (device.type == "cpu" and active_fake_mode() is not None):
+    if device.type == "meta":
         return backend  # only shapes are asked for, as where a training step is planned
     if backend == "cpu" and device.type != "cpu":
         raise ValueError(
             f'backend "cpu" cannot run on {device.type} tensors: move them to the CPU, or pass backend="auto".'
         )
-    if backend == "triton" and device.type != "cuda" and not interpreting():
+    if backend == "triton" and device.type != "cuda" and not (interpreting() or _is_fake(device)):
         raise ValueError(
             f'backend "triton" needs tensors on a GPU, these are on {device.type}: pass backend="auto", or set '
             "TRITON_INTERPRET=1 to test the kernels."
         )
     return backend
+
+
+def _is_fake(device: torch.device) -> bool:
+    """Whether tensors on the CPU stand for those of any device, and have shapes only."""
+    return device.type == "cpu" and not torch.compiler.is_compiling() and active_fake_mode() is not None
