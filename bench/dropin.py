@@ -21,17 +21,17 @@ from stdl_engine.convert import convert_neurons, optimize
 from stdl_engine.memory.tracker import Tracker
 
 from . import jelly
+from .layouts import LAYOUTS, fastest, figure_and_layout
 from .libraries import missing
 from .markdown import figure, pivot
 from .results import Row
 from .session import Session
-from .timing import Case, interleave, ratios, spread
+from .timing import Case, ratios
 from .workload import SGD
 
 DEVICE = "cpu"
 T = 4
 WHAT = "{}, training step"
-LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 BEFORE = "as it comes"
 WAYS: dict[str, Callable[[nn.Module], object]] = {
     BEFORE: lambda model: None,
@@ -74,7 +74,7 @@ def compare(session: Session, name: str, size: Size) -> None:
             session.refuse(what, "samples/s", reason, who=way, **fields)
             continue
         session.show(f"{name}, {way}, {size}: which layout is faster")
-        layouts[way], trainers[way] = fastest(session, name, way, x, y)
+        layouts[way], trainers[way] = fastest(session, functools.partial(trainer_of, name, way), x, y, T)
     batches = {layout: x.to(memory_format=order) for layout, order in LAYOUTS.items()}
     cases = {
         way: Case(functools.partial(trainer.step, batches[layouts[way]], y, T)) for way, trainer in trainers.items()
@@ -120,15 +120,9 @@ def build(name: str, way: str) -> nn.Module:
     return model
 
 
-def fastest(session: Session, name: str, way: str, x: Tensor, y: Tensor) -> tuple[str, jelly.Trainer]:
-    """The layout in which a way is faster, by the median of a few interleaved steps, and the trainer in it."""
-    trainers, cases = {}, {}
-    for layout, order in LAYOUTS.items():
-        trainers[layout] = jelly.Trainer(build(name, way).to(memory_format=order), SGD, "m")
-        cases[layout] = Case(functools.partial(trainers[layout].step, x.to(memory_format=order), y, T))
-    times = interleave(cases, 2 if session.quick else 3, warmup=1, device=session.device)
-    best = min(times, key=lambda layout: spread(times[layout]).p50)
-    return best, trainers[best]
+def trainer_of(name: str, way: str, x: Tensor, layout: torch.memory_format) -> jelly.Trainer:
+    """The same as what trains it, in a layout."""
+    return jelly.Trainer(build(name, way).to(memory_format=layout), SGD, "m")
 
 
 def held_bytes(model: nn.Module, x: Tensor, y: Tensor) -> int:
@@ -189,17 +183,13 @@ def tables(rows: Sequence[Row]) -> list[str]:
         totals = [row for row in mine if row.unit in columns]
         versus = [row for row in mine if row.against]
         parts.append(f"### {what}, {shape}")
-        parts.append(pivot(totals, _who, lambda row: columns[row.unit], _figure_and_layout))
+        parts.append(pivot(totals, _who, lambda row: columns[row.unit], figure_and_layout))
         parts.append(pivot(versus, _who, lambda row: row.unit, _figure_and_target, f"against {BEFORE}"))
     return parts
 
 
 def _who(row: Row) -> str:
     return row.who
-
-
-def _figure_and_layout(row: Row) -> str:
-    return f"{figure(row)}, {row.note}" if row.note else figure(row)
 
 
 def _figure_and_target(row: Row) -> str:

@@ -22,19 +22,19 @@ from stdl_engine.planning.planner import measure
 from stdl_engine.rules import RULES
 
 from . import jelly, memopt, plots, profile
+from .layouts import LAYOUTS, fastest, figure_and_layout
 from .libraries import missing
 from .markdown import figure, number, pivot, table, under
 from .memory import fake_peak
 from .results import Row
 from .session import Session
-from .timing import Case, interleave, ratios, spread
+from .timing import Case, ratios
 from .workload import SGD, batch_of
 
 T = 4
 WHAT = "resnet18, training step"
 COLUMNS = {"samples/s": "samples per second", "MB": "peak MB", "MB allocated": "MB allocated by CUDA in a step"}
 PLOTTED = ("samples/s", "MB")
-LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 PEER = "SpikingJelly BPTT"
 GOALS = {
     ("STDL, together", 0.25): 1.3, ("SLTT, together", 0.25): 2.0, ("BPTT, together", 0.25): 1.7,
@@ -163,7 +163,7 @@ def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEE
             continue
         session.show(f"{name}, {size}: which layout is faster")
         with session.attempt(WHAT, "samples/s", who=name, **fields):
-            layouts[name], steppers[name] = fastest(session, trainee, size.width, x, y)
+            layouts[name], steppers[name] = fastest(session, functools.partial(trainee.build, size.width), x, y, T)
     batches = {name: x.to(memory_format=layout) for name, layout in LAYOUTS.items()}
     cases = {
         name: Case(functools.partial(stepper.step, batches[layouts[name]], y, T)) for name, stepper in steppers.items()
@@ -210,18 +210,6 @@ def network(width: float, x: Tensor, layout: torch.memory_format) -> nn.Sequenti
     return build_model("resnet18", width=width).to(x.device, memory_format=layout)
 
 
-def fastest(session: Session, trainee: Trainee, width: float, x: Tensor, y: Tensor) -> tuple[str, object]:
-    """The layout in which a trainee is faster, by the median of a few interleaved steps, and the trainee in it."""
-    steppers, cases = {}, {}
-    for name, layout in LAYOUTS.items():
-        batch = x.to(memory_format=layout)
-        steppers[name] = trainee.build(width, batch, layout)
-        cases[name] = Case(functools.partial(steppers[name].step, batch, y, T))
-    times = interleave(cases, 2 if session.quick else 3, warmup=1, device=session.device)
-    best = min(times, key=lambda name: spread(times[name]).p50)
-    return best, steppers[best]
-
-
 def peak_bytes(stepper: object, x: Tensor, y: Tensor) -> int:
     """Peak memory of a training step, counted by the same tracker for all."""
     if isinstance(stepper, jelly.Trainer):
@@ -247,7 +235,7 @@ def tables(rows: Sequence[Row]) -> list[str]:
         totals = [row for row in mine if row.unit in COLUMNS]
         versus, slower = ([row for row in mine if row.unit == unit] for unit in ("x", "x slower"))
         parts.append(f"### ResNet-18, {shape}")
-        parts.append(pivot(totals, _who, lambda row: COLUMNS[row.unit], _figure_and_layout))
+        parts.append(pivot(totals, _who, lambda row: COLUMNS[row.unit], figure_and_layout))
         parts.append(pivot(versus, _who, lambda row: f"/ {row.against}", figure, "ratio of speeds"))
         again = pivot(slower, _who, lambda row: f"/ {row.against}", figure)
         parts.extend(under("Time of a step that recomputes:", again))
@@ -261,10 +249,6 @@ def tables(rows: Sequence[Row]) -> list[str]:
 
 def _who(row: Row) -> str:
     return row.who
-
-
-def _figure_and_layout(row: Row) -> str:
-    return f"{figure(row)}, {row.note}" if row.note else figure(row)
 
 
 def plot(rows: Sequence[Row]) -> bytes | None:

@@ -30,13 +30,14 @@ from stdl_engine.memory.tracker import CudaTracker
 from stdl_engine.rules import RULES
 
 from . import jelly
+from .layouts import LAYOUTS
 from .libraries import missing
 from .markdown import figure, pivot
 from .places import BENCH
 from .results import Row
 from .session import OUT_OF_MEMORY, Session, failure
 from .timing import Case, interleave, ratios, spread
-from .training import LAYOUTS, T, peak_bytes
+from .training import T, peak_bytes
 from .workload import SGD
 
 WHAT = "sew_resnet18, training step"

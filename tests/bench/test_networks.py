@@ -123,7 +123,7 @@ def test_recomputing_is_timed_and_keeps_to_the_memory_of_the_peer(monkeypatch):
     names = ("BPTT, lean", "BPTT, recomputing", "BPTT, in the memory of memopt, level 1, speed", peer)
     monkeypatch.setattr(training, "differs", lambda *_: "")
     monkeypatch.setattr(training, "T", 2)
-    monkeypatch.setattr(training, "LAYOUTS", {"channels_last": torch.channels_last})
+    monkeypatch.delitem(training.LAYOUTS, "contiguous")
     training.compare(session, training.Size(width=WIDTH, batch=4), {name: training.TRAINEES[name] for name in names})
     peaks = {row.who: row.spread.p50 for row in session.rows if row.unit == "MB"}
     assert peaks["BPTT, recomputing"] < peaks["BPTT, lean"]
