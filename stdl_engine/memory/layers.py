@@ -193,7 +193,7 @@ class SpikeConv2d(PixelsFirst):
             return torch.cat([self.forward(shown.small)] * shown.times)
         image = x = dense(carried)
         if skips_pixels(self):
-            x, stride = _Pixels.apply(x, *stride), (1, 1)
+            x, stride = every_pixel(x, *stride), (1, 1)
         weight = self.weight
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)

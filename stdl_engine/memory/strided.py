@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from torch import Tensor, nn
+
+from ..neurons import in_class
 
 
 def skips_pixels(conv: nn.Conv2d) -> bool:
@@ -29,21 +31,13 @@ class PixelsFirst(nn.Conv2d):
         return nn.functional.conv2d(x[..., ::down, ::right], weight, bias, groups=self.groups)
 
 
-@contextlib.contextmanager
-def taking_pixels_first(modules: Iterable[nn.Module]) -> Iterator[None]:
+def taking_pixels_first(modules: Iterable[nn.Module]) -> contextlib.AbstractContextManager[None]:
     """Inside, convolutions that skip pixels are `PixelsFirst`; afterwards they are what they were."""
-    before: list[tuple[nn.Conv2d, type]] = [
-        (module, type(module))
-        for module in dict.fromkeys(modules)
+    skipping = (
+        module for module in dict.fromkeys(modules)
         if isinstance(module, nn.Conv2d) and not isinstance(module, PixelsFirst) and skips_pixels(module)
-    ]
-    try:
-        for module, kind in before:
-            module.__class__ = _with_pixels_first(kind)
-        yield
-    finally:
-        for module, kind in before:
-            module.__class__ = kind
+    )  # fmt: skip
+    return in_class(skipping, _with_pixels_first)
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from .alif import FusedALIF
 from .base import Neuron, has_hooks, hooks_of, reset_states
-from .borrow import borrowed
+from .borrow import borrowed, in_class
 from .lif import FusedLIF
 from .plif import FusedPLIF
 
@@ -15,6 +15,7 @@ __all__ = [
     "borrowed",
     "has_hooks",
     "hooks_of",
+    "in_class",
     "reset_states",
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -32,6 +32,23 @@ def borrowed(
             _set(module, own)
         for neuron, state in states:
             neuron.take_back(state)
+
+
+@contextlib.contextmanager
+def in_class(modules: Iterable[nn.Module], kind_for: Callable[[Any], type], **values: Any) -> Iterator[None]:
+    """Inside, each of these modules is of the class that `kind_for` gives for its own, and has these values as
+    attributes. Afterwards every module is of the class it was, also after an exception, and has them no more."""
+    before: list[tuple[nn.Module, Any]] = [(module, type(module)) for module in modules]
+    try:
+        for module, kind in before:
+            module.__class__ = kind_for(kind)
+            vars(module).update(values)
+        yield
+    finally:
+        for module, kind in before:
+            module.__class__ = kind
+            for name in values:
+                vars(module).pop(name, None)
 
 
 def _mode(module: nn.Module) -> dict[str, Any]:

@@ -7,7 +7,7 @@ training step they take the class of a synchronised one, and are given back afte
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..memory.norms import share_of_step
+from ..neurons import in_class
 from .faults import exchanging
 
 
@@ -88,9 +90,7 @@ class _Synchronised(_BatchNorm):
     def _update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         assert self.running_mean is not None, "the caller has looked"
         assert self.running_var is not None, "it is there where the mean is"
-        assert self.num_batches_tracked is not None, "it is there where the mean is"
-        self.num_batches_tracked.add_(1)
-        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        share = share_of_step(self)
         self.running_mean.mul_(1 - share).add_(mean.to(self.running_mean.dtype), alpha=share)
         unbiased = (var * (count / (count - 1))).to(self.running_var.dtype)
         self.running_var.mul_(1 - share).add_(unbiased, alpha=share)
@@ -117,21 +117,10 @@ def check_norms(modules: Iterable[nn.Module]) -> None:
             )
 
 
-@contextlib.contextmanager
-def synchronised(modules: Iterable[nn.Module], group: dist.ProcessGroup) -> Iterator[None]:
+def synchronised(modules: Iterable[nn.Module], group: dist.ProcessGroup) -> contextlib.AbstractContextManager[None]:
     """Inside, the batch norm layers among these modules compute over all ranks of a group."""
-    norms = [module for module in modules if type(module) in KINDS]
-    kinds = [type(norm) for norm in norms]
-    for norm, kind in zip(norms, kinds, strict=True):
-        norm.__class__ = KINDS[kind]
-        assert isinstance(norm, _Synchronised)
-        norm.ranks_group = group
-    try:
-        yield
-    finally:
-        for norm, kind in zip(norms, kinds, strict=True):
-            norm.__class__ = kind
-            del norm.ranks_group
+    norms = (module for module in modules if type(module) in KINDS)
+    return in_class(norms, KINDS.__getitem__, ranks_group=group)
 
 
 def _by_channel(values: Tensor, like: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ class Chunks(Trials):
 
     def most(self, plan: Plan, budget: int | None) -> Plan:
         """The plan with the most time steps together whose training step keeps to a budget, or without one takes a
-        quarter more than one by one. Equal parts of T are tried, as a shorter last one would save nothing."""
+        quarter more than one by one. Equal parts of T are tried, as a shorter last one would save nothing, and one by
+        one from the largest: through time more steps together may also take less."""
         limit = MORE * self.whole_step(plan).peak_bytes if budget is None else budget
         for size in sorted({-(-self.T // parts) for parts in range(1, self.T)}, reverse=True):
             chunked = replace(plan, chunk=size)

@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..memory.chunks import in_chunks, norms_by_step
+from ..memory.chunks import in_chunks
+from ..memory.norms import norms_by_step
 from ..memory.spikes import Kept, saving
 from ..memory.still import StillImage, showing
 from ..memory.strided import taking_pixels_first

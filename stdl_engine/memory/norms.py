@@ -1,0 +1,94 @@
+"""Batch norm over several time steps in one call, with the statistics of each.
+
+For the time of a training step that runs chunks, batch norm layers take the class of one that does so, and are given
+back afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..neurons import in_class
+
+
+class _NormalisedSteps(torch.autograd.Function):
+    """Batch norm with the statistics of each time step, by PyTorch's own kernels on each step's part of the batch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: _BatchNorm, samples: int
+    ) -> Tensor:
+        y = torch.empty_like(x)
+        running = (layer.running_mean, layer.running_var) if layer.track_running_stats else (None, None)
+        dtype = next((t.dtype for t in (weight, *running) if t is not None), x.dtype)
+        kept = []
+        for x_t, y_t in zip(x.split(samples), y.split(samples), strict=True):
+            mean, inverse = (torch.empty(x.shape[1], dtype=dtype, device=x.device) for _ in range(2))
+            settings = True, share_of_step(layer), layer.eps
+            torch.ops.aten.native_batch_norm.out(
+                x_t, weight, bias, *running, *settings, out=y_t, save_mean=mean, save_invstd=inverse
+            )
+            kept += [mean, inverse]
+        ctx.save_for_backward(x, weight, *kept)
+        ctx.eps, ctx.samples = layer.eps, samples
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *kept = ctx.saved_tensors
+        wanted = list(ctx.needs_input_grad[:3])
+        grad_x = torch.empty_like(x) if wanted[0] else None
+        of_layer: list[Tensor | None] = [None, None]
+        maps = (x.split(ctx.samples), grad.split(ctx.samples), kept[::2], kept[1::2])
+        for t, (x_t, grad_t, mean, inverse) in enumerate(zip(*maps, strict=True)):
+            grad_x_t, *own = torch.ops.aten.native_batch_norm_backward(
+                grad_t, x_t, weight, None, None, mean, inverse, True, ctx.eps, wanted
+            )
+            if grad_x is not None:
+                grad_x[t * ctx.samples : (t + 1) * ctx.samples] = grad_x_t
+            of_layer = [new if total is None else total.add_(new) for total, new in zip(of_layer, own, strict=True)]
+        grad_weight, grad_bias = (total if needed else None for total, needed in zip(of_layer, wanted[1:], strict=True))
+        return grad_x, grad_weight, grad_bias, None, None
+
+
+def share_of_step(layer: _BatchNorm) -> float:
+    """The weight of another time step in the running statistics, which is counted as `nn.BatchNorm2d` does."""
+    if not layer.track_running_stats or layer.num_batches_tracked is None:
+        return 0.0 if layer.momentum is None else layer.momentum
+    layer.num_batches_tracked.add_(1)
+    return 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+
+
+@functools.cache
+def _per_step(kind: Any) -> type[_BatchNorm]:
+    """The class of batch norm layers of a kind that are given chunks of `samples` for each time step."""
+
+    class PerStep(kind):
+        samples: int
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) == self.samples or not self.training:
+                return super().forward(x)
+            if kind not in (nn.BatchNorm1d, nn.BatchNorm2d):  # one with a way of its own, such as over all ranks
+                return torch.cat([super(PerStep, self).forward(x_t) for x_t in x.split(self.samples)])
+            self._check_input_dim(x)
+            return _NormalisedSteps.apply(x, self.weight, self.bias, self, self.samples)
+
+    PerStep.__name__ = PerStep.__qualname__ = kind.__name__
+    return PerStep
+
+
+def norms_by_step(modules: Iterable[nn.Module], samples: int | None) -> contextlib.AbstractContextManager[None]:
+    """Inside, batch norm layers take so many samples for one time step and have statistics of each; all samples, if no
+    number is given."""
+    if samples is None:
+        return contextlib.nullcontext()
+    norms = (module for module in dict.fromkeys(modules) if isinstance(module, _BatchNorm))
+    return in_class(norms, _per_step, samples=samples)
