@@ -11,7 +11,7 @@ import torch
 
 from stdl_engine import lif_step_
 from stdl_engine.kernels import bits_of
-from stdl_engine.kernels.spike_conv import by_columns, is_weight_bound, spike_conv, spike_conv_weight_gradient
+from stdl_engine.kernels.spike_conv import by_taps, is_weight_bound, spike_conv, spike_conv_weight_gradient
 
 from .session import Session
 from .timing import Case, ratios
@@ -57,7 +57,7 @@ def compare(session: Session, batch: int, channels: int, out_channels: int, size
     }
     if is_weight_bound(weight, grad):
         pairs["gradient of the input"] = (
-            lambda: by_columns(grad, weight, spikes.shape, strides, PADDING),
+            lambda: by_taps(grad, weight, spikes.shape, strides, PADDING),
             lambda: dense_gradient(of_input=True),
         )
     cases = {(what, who): Case(pair[who]) for what, pair in pairs.items() for who in (0, 1)}

@@ -276,6 +276,7 @@ def _schema(parameters: Sequence[str], hints: dict[str, Any], changed: Sequence[
 
     def prototype() -> None: ...
 
-    signature = inspect.Signature(flat, return_annotation=hints["return"])
+    returned = hints["return"]
+    signature = inspect.Signature(flat, return_annotation=None if returned is type(None) else returned)
     prototype.__signature__ = signature  # type: ignore[attr-defined]  # where `inspect` looks for it
     return torch.library.infer_schema(prototype, mutates_args=changed)

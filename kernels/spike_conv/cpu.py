@@ -27,6 +27,7 @@ from .vectors import (
     SUBSETS,
     VECTOR_BYTES,
     add_subsets,
+    add_transposed_floats,
     address_of,
     subset_sums,
     transpose_bits,
@@ -65,6 +66,7 @@ class _Record(ctypes.Structure):
             "run",
             "sums",
             "sums_each",  # bytes of a worker's
+            "adds",  # whether to the gradients of before
         )
     )
 
@@ -78,23 +80,25 @@ def forward(bits: Tensor, weight: Tensor, out: Tensor, geometry: Geometry) -> No
     run_on(workers_for(record.tickets), _forward_kernel(vectors, nibbles), record)
 
 
-def weight_gradient(bits: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
-    """The gradient of the weight from that of the output, channels innermost."""
+def weight_gradient(bits: Tensor, grad: Tensor, geometry: Geometry, into: Tensor | None = None) -> Tensor:
+    """The gradient of the weight from that of the output, channels innermost; or `into`, to which it is added."""
     vectors = _vectors(geometry)
     blocks, words = geometry.out_channels // (vectors * LANES), -(-geometry.pixels // WORD)
     # The parts that are summed must not depend on the number of threads, or the rounding would.
     each = -(-words // min(words, -(-TICKETS // blocks)))
     parts = -(-words // each)
     shape = geometry.out_channels, geometry.kernel_height, geometry.kernel_width, geometry.channels
-    found = torch.empty(parts, *shape)
+    adds = into is not None and parts == 1
+    found = into.permute(0, 2, 3, 1).view(1, *shape) if adds else torch.empty(parts, *shape)
     surrounded = _surround(bits, geometry)
     record = _record(surrounded, found, grad, geometry, parts, each * WORD)
     workers = workers_for(record.tickets)
     rows = geometry.kernel_height * -(-geometry.run // WORD) * WORD
     sums = np.empty((workers, rows, vectors * LANES), np.float32)
-    record.sums, record.sums_each = sums.ctypes.data, sums[0].nbytes
+    record.sums, record.sums_each, record.adds = sums.ctypes.data, sums[0].nbytes, adds
     run_on(workers, _gradient_kernel(vectors), record)
-    return (found.sum(0) if parts > 1 else found[0]).permute(0, 3, 1, 2)
+    total = (found.sum(0) if parts > 1 else found[0]).permute(0, 3, 1, 2)
+    return total if adds or into is None else into.add_(total)
 
 
 def _vectors(geometry: Geometry) -> int:
@@ -162,6 +166,7 @@ def _forward_kernel(vectors: int, nibbles: int) -> Kernel:
     tables_room, tile_room = scratch(nibbles * table_bytes // 4, np.float32), scratch(word * block, np.float32)
     places_room, sums_room = scratch(PIXELS, np.float64), scratch(PIXELS * block, np.float32)
     build, add = subset_sums(vectors), add_subsets(vectors, nibbles)
+    whole = np.uint64(2**word - 1)
 
     def body(p):
         args = carray(p, 1)[0]
@@ -201,7 +206,9 @@ def _forward_kernel(vectors: int, nibbles: int) -> Kernel:
                     shift = kernel_row * args.row_bytes + begin // 8
                     target = sums_address
                     for pixel in range(np.uint64(count)):
-                        add(target, tables, word_at(places[pixel] + shift))
+                        seen = word_at(places[pixel] + shift) & whole
+                        if seen:  # none beside the image, and where few neurons fire
+                            add(target, tables, seen)
                         target += row_bytes
             for pixel in range(np.uint64(count)):
                 for lane in range(np.uint64(block)):
@@ -256,7 +263,8 @@ def _gradient_kernel(vectors: int) -> Kernel:
                         transpose_bits(words_address)
                         target = sums_address + (kernel_row * padded_run + begin) * row_bytes
                         for row in range(np.uint64(min(WORD, args.run - begin))):
-                            add(target, tables, words[row])
+                            if words[row]:
+                                add(target, tables, words[row])
                             target += row_bytes
             # From rows of an input to rows of an output channel, as weights are.
             weights = args.weight + (part * args.out_channels + channel) * pitch
@@ -265,6 +273,9 @@ def _gradient_kernel(vectors: int) -> Kernel:
                     for lane in range(0, block, LANES):
                         source = sums_address + (kernel_row * padded_run + row) * row_bytes + lane * 4
                         target = weights + lane * pitch + (kernel_row * args.run + row) * 4
-                        transpose_floats(source, row_bytes, target, pitch)
+                        if args.adds:
+                            add_transposed_floats(source, row_bytes, target, pitch)
+                        else:
+                            transpose_floats(source, row_bytes, target, pitch)
 
     return compile_kernel(body, _Record)

@@ -1,7 +1,8 @@
-"""The gradient of a convolution's input where the weight is larger than the maps: one product of matrices.
+"""The gradient of a convolution's input where the weight is larger than the maps: a product of matrices for each tap.
 
-PyTorch's kernel reorders such a weight at every call, which takes longer than using it. With channels innermost the
-weight is already a matrix, of output channels × inputs of a pixel.
+A tap is one place of the kernel. PyTorch's kernel reorders such a weight at every call, which takes longer than using
+it. With channels innermost the weight of a tap is already a matrix, of output channels × channels. Only the pixels for
+which a tap lies inside the image take part: of small maps, a third of all taps lie outside.
 """
 
 from __future__ import annotations
@@ -18,21 +19,32 @@ def is_weight_bound(weight: Tensor, grad: Tensor) -> bool:
     return pixels <= weight.shape[0]
 
 
-def by_columns(
+def by_taps(
     grad: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """The gradient of the input from the output's: of every input of every pixel, then added up where they overlap."""
-    images, channels, height, width = shape
-    out_channels, _, kernel_height, kernel_width = weight.shape
-    (down, right), (top, left), (out_height, out_width) = stride, padding, grad.shape[2:]
-    columns = torch.mm(_innermost(grad).view(-1, out_channels), _innermost(weight).view(out_channels, -1))
-    columns = columns.view(images, out_height, out_width, kernel_height, kernel_width, channels)
-    total = grad.new_zeros(images, height + 2 * top, width + 2 * left, channels)
-    for row in range(kernel_height):
-        for column in range(kernel_width):
-            under = total[:, row : row + down * out_height : down, column : column + right * out_width : right]
-            under += columns[:, :, :, row, column]
-    return total[:, top : top + height, left : left + width].contiguous().permute(0, 3, 1, 2)
+    """The gradient of the input from the output's: what each tap gives, added up where taps overlap."""
+    images, channels, *size = shape
+    grad, weight = _innermost(grad), _innermost(weight)
+    total = grad.new_zeros(images, *size, channels)
+    rows, columns = (
+        [_inside(tap, *along) for tap in range(taps)]
+        for taps, *along in zip(weight.shape[1:3], grad.shape[1:3], size, stride, padding, strict=True)
+    )
+    for row, (from_rows, to_rows) in enumerate(rows):
+        for column, (from_columns, to_columns) in enumerate(columns):
+            seen = grad[:, from_rows, from_columns]
+            given = torch.mm(seen.reshape(-1, seen.shape[-1]), weight[:, row, column])
+            total[:, to_rows, to_columns] += given.view(*seen.shape[:-1], channels)
+    return total.permute(0, 3, 1, 2)
+
+
+def _inside(tap: int, outputs: int, size: int, stride: int, padding: int) -> tuple[slice, slice]:
+    """In one direction, the outputs for which a tap lies inside the image, and the inputs that it then reads."""
+    first = max(0, -((tap - padding) // stride))
+    last = min(outputs - 1, (size - 1 + padding - tap) // stride)
+    place = first * stride + tap - padding
+    count = max(0, last - first + 1)
+    return slice(first, first + count), slice(place, place + count * stride, stride)
 
 
 def _innermost(t: Tensor) -> Tensor:

@@ -80,7 +80,20 @@ def _empty_weight(
     return torch.empty(tuple(weight_shape), device=bits.device, memory_format=torch.channels_last)
 
 
+def _add_weight_gradient(
+    into: Tensor, bits: Tensor, grad: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> None:
+    from . import cpu
+
+    geometry = Geometry.of(shape, into.shape, stride, padding)
+    cpu.weight_gradient(bits, grad.contiguous(memory_format=torch.channels_last), geometry, into)
+
+
 spike_conv = Operator("spike_conv", _convolve, _empty_output)
 """The convolution of spikes of this shape, channels innermost, given as bits; its output has channels innermost."""
 spike_conv_weight_gradient = Operator("spike_conv_weight_gradient", _weight_gradient, _empty_weight)
 """The gradient of the weight from the output's, channels innermost."""
+spike_conv_add_weight_gradient = Operator(
+    "spike_conv_add_weight_gradient", _add_weight_gradient, lambda *_: None, mutates=("into",)
+)
+"""Adds the same to a tensor whose channels are innermost."""

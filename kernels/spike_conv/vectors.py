@@ -54,25 +54,34 @@ def word_at(typingctx, address):
     return types.uint64(address), generate
 
 
-@intrinsic
-def transpose_floats(typingctx, source, source_pitch, target, target_pitch):
-    """16 × 16 floats, rows to columns; a pitch is the bytes from one row to the next."""
+def _transposing(adds: bool, says: str) -> Callable:
+    """A function that writes 16 × 16 floats, rows to columns, or `adds` them to what is there. A pitch is the bytes
+    from one row to the next."""
 
-    def generate(context, builder, signature, args):
-        source, source_pitch, target, target_pitch = args
-        rows = [builder.load(_floats(builder, row), align=4) for row in _rows(builder, source, source_pitch, LANES)]
-        # Swap the off-diagonal quarters of ever smaller squares.
-        for half in (8, 4, 2, 1):
-            first = [lane if not lane & half else lane - half + LANES for lane in range(LANES)]
-            second = [lane + half if not lane & half else lane + LANES for lane in range(LANES)]
-            for i in (i for i in range(LANES) if not i & half):
-                a, b = rows[i], rows[i + half]
-                rows[i], rows[i + half] = _shuffle(builder, a, b, first), _shuffle(builder, a, b, second)
-        for row, place in zip(rows, _rows(builder, target, target_pitch, LANES), strict=True):
-            builder.store(row, _floats(builder, place), align=4)
-        return context.get_dummy_value()
+    def transpose(typingctx, source, source_pitch, target, target_pitch):
+        def generate(context, builder, signature, args):
+            source, source_pitch, target, target_pitch = args
+            rows = [builder.load(_floats(builder, row), align=4) for row in _rows(builder, source, source_pitch, LANES)]
+            # Swap the off-diagonal quarters of ever smaller squares.
+            for half in (8, 4, 2, 1):
+                first = [lane if not lane & half else lane - half + LANES for lane in range(LANES)]
+                second = [lane + half if not lane & half else lane + LANES for lane in range(LANES)]
+                for i in (i for i in range(LANES) if not i & half):
+                    a, b = rows[i], rows[i + half]
+                    rows[i], rows[i + half] = _shuffle(builder, a, b, first), _shuffle(builder, a, b, second)
+            for row, address in zip(rows, _rows(builder, target, target_pitch, LANES), strict=True):
+                place = _floats(builder, address)
+                builder.store(builder.fadd(builder.load(place, align=4), row) if adds else row, place, align=4)
+            return context.get_dummy_value()
 
-    return types.void(source, source_pitch, target, target_pitch), generate
+        return types.void(source, source_pitch, target, target_pitch), generate
+
+    transpose.__doc__ = says
+    return intrinsic(transpose)
+
+
+transpose_floats = _transposing(False, "Write 16 × 16 floats, rows to columns.")
+add_transposed_floats = _transposing(True, "Add 16 × 16 floats, rows to columns.")
 
 
 @intrinsic

@@ -20,7 +20,14 @@ from torch.nn.modules.utils import _pair
 
 from ..kernels.bits import planes_of
 from ..kernels.small_form import bits_of
-from ..kernels.spike_conv import by_columns, is_weight_bound, spike_conv, spike_conv_weight_gradient, takes
+from ..kernels.spike_conv import (
+    by_taps,
+    is_weight_bound,
+    spike_conv,
+    spike_conv_add_weight_gradient,
+    spike_conv_weight_gradient,
+    takes,
+)
 from .pieces import Carried, dense
 from .spikes import Bits, pack_saved, subsampled, unpack_saved
 from .still import StillImage
@@ -35,6 +42,7 @@ class _SpikeConv(torch.autograd.Function):
         ctx.kept, ctx.shape, ctx.settings = pack_saved(x) if bits is None else bits, x.shape, settings
         ctx.channels_last = torch.channels_last in (suggest_memory_format(x), suggest_memory_format(weight))
         ctx.save_for_backward(weight)
+        ctx.parameter = weight  # itself, which has the gradient; what is saved may come back as another tensor
         stride, padding, dilation, *_, groups = settings
         ctx.from_bits = isinstance(ctx.kept, Bits) and _takes(ctx.kept, weight, dilation, groups)
         if known is not None:
@@ -54,7 +62,9 @@ class _SpikeConv(torch.autograd.Function):
         kept, ctx.kept = ctx.kept, None
         stride, padding, *_ = ctx.settings
         grad_x = grad_weight = None
-        if ctx.needs_input_grad[1] and ctx.from_bits:
+        if ctx.needs_input_grad[1] and ctx.from_bits and (into := _open_gradient(ctx.parameter)) is not None:
+            spike_conv_add_weight_gradient(into, kept.small, grad, ctx.shape, stride, padding)
+        elif ctx.needs_input_grad[1] and ctx.from_bits:
             grad_weight = spike_conv_weight_gradient(kept.small, grad, ctx.shape, weight.shape, stride, padding)
         elif ctx.needs_input_grad[1]:
             only_weight = [False, True, False]
@@ -67,6 +77,16 @@ class _SpikeConv(torch.autograd.Function):
         return grad_x, grad_weight, None, None, *(None for _ in ctx.settings)
 
 
+def _open_gradient(weight: Tensor) -> Tensor | None:
+    """The gradient that a parameter has from the time steps before, if a kernel may add to it what autograd would add
+    afterwards: channels innermost, and nobody waits for the part that this step adds."""
+    if not weight.is_leaf or weight.grad is None or weight._backward_hooks or weight._post_accumulate_grad_hooks:
+        return None
+    grad = weight.grad
+    innermost = grad.is_contiguous(memory_format=torch.channels_last) and grad.dtype == weight.dtype
+    return None if grad.requires_grad or torch.is_grad_enabled() or not innermost else grad
+
+
 def _takes(bits: Bits, weight: Tensor, dilation: Sequence[int], groups: int) -> bool:
     return takes(bits.shape, bits.stride, bits.dtype, weight, dilation, groups)
 
@@ -74,7 +94,7 @@ def _takes(bits: Bits, weight: Tensor, dilation: Sequence[int], groups: int) -> 
 def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
     stride, padding, dilation, *_, groups = ctx.settings
     if ctx.from_bits and is_weight_bound(weight, grad):
-        return by_columns(grad, weight, ctx.shape, stride, padding)
+        return by_taps(grad, weight, ctx.shape, stride, padding)
     # A transposed convolution is the same kernel as `convolution_backward`, which would ask for the input, and on CPU
     # copy whatever stood in for it, only to read its shape.
     weight = _channels_last(weight) if ctx.channels_last else weight.contiguous()

@@ -28,7 +28,12 @@ from stdl_engine.kernels import steps as neuron_steps
 from stdl_engine.kernels.bits import reference as bits_reference
 from stdl_engine.kernels.bits import unpack
 from stdl_engine.kernels.checks import STATE_DTYPE
-from stdl_engine.kernels.spike_conv import by_columns, spike_conv, spike_conv_weight_gradient
+from stdl_engine.kernels.spike_conv import (
+    by_taps,
+    spike_conv,
+    spike_conv_add_weight_gradient,
+    spike_conv_weight_gradient,
+)
 
 PAGE = mmap.PAGESIZE
 SIZES = (1, 7, 8, 9, 2047, 2049, cpu_threads.CHUNK + 1)
@@ -205,7 +210,7 @@ def unpacked(guard: Guard, size: int, dtype: torch.dtype) -> None:
 
 
 def convolution_cases(guard: Guard) -> Iterator[Case]:
-    """Convolutions of bits with an odd number of pixels, in both directions and by columns."""
+    """Convolutions of bits with an odd number of pixels, in both directions."""
     for channels, out_channels, size, kernel, stride, padding in (
         (16, 16, (1, 3), 3, 1, 1), (16, 48, (5, 7), 3, 1, 1), (32, 32, (7, 5), 3, 2, 1), (48, 16, (3, 3), 1, 1, 0),
         (64, 32, (9, 3), 3, 2, 0), (16, 32, (23, 25), 3, 1, 1),
@@ -226,7 +231,8 @@ def convolution(guard: Guard, shape: tuple, out_channels: int, kernel: int, stri
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     grad = innermost(torch.randn(expected.shape))
     spike_conv_weight_gradient(bits, grad, list(shape), list(weight.shape), stride, padding)
-    by_columns(grad, innermost(weight), shape, stride, padding)
+    spike_conv_add_weight_gradient(innermost(weight), bits, grad, list(shape), stride, padding)
+    by_taps(grad, innermost(weight), shape, stride, padding)
 
 
 def check_guard(guard: Guard) -> None:

@@ -11,7 +11,14 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 
-from stdl_engine.kernels.spike_conv import by_columns, is_weight_bound, spike_conv, spike_conv_weight_gradient, takes
+from stdl_engine.kernels.spike_conv import (
+    by_taps,
+    is_weight_bound,
+    spike_conv,
+    spike_conv_add_weight_gradient,
+    spike_conv_weight_gradient,
+    takes,
+)
 
 LAST = torch.channels_last
 
@@ -54,7 +61,11 @@ def check(shape, weight_shape, stride=(1, 1), padding=(1, 1), rate=0.3) -> None:
     found = spike_conv_weight_gradient(bits, grad, shape, weight_shape, stride, padding)
     assert found.is_contiguous(memory_format=LAST)
     near(found, exact_weight, grad.numel() // grad.shape[1])
-    near(by_columns(grad, weight, shape, stride, padding), exact_x, terms)
+    before = torch.randn_like(found)
+    added = before.clone()
+    spike_conv_add_weight_gradient(added, bits, grad, shape, stride, padding)
+    assert torch.equal(added, before + found)
+    near(by_taps(grad, weight, shape, stride, padding), exact_x, terms)
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 3), (2, 7)], ids=str)
@@ -124,6 +135,8 @@ def test_operators():
     forward, backward = torch.ops.stdl_engine.spike_conv, torch.ops.stdl_engine.spike_conv_weight_gradient
     opcheck(forward.default, (bits, weight, shape, stride, padding))
     opcheck(backward.default, (bits, grad, shape, [*weight.shape], stride, padding))
+    into = torch.zeros_like(weight, memory_format=LAST)
+    opcheck(torch.ops.stdl_engine.spike_conv_add_weight_gradient.default, (into, bits, grad, shape, stride, padding))
     out = spike_conv(bits, weight, shape, stride, padding)
     with FakeTensorMode(allow_non_fake_inputs=True):
         fake = spike_conv(torch.empty_like(bits), torch.empty_like(weight), shape, stride, padding)

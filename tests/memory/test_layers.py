@@ -240,6 +240,36 @@ class TestConvFromBits:
         del spikes
         assert backward_peak(y, layer) == layer.weight.nbytes
 
+    @pytest.mark.parametrize("channels", [64, 512], ids=["summed in parts", "added by the kernel"])
+    def test_time_steps_add_up_where_the_gradient_lies(self, channels):
+        """To the last bit as autograd would add them, and in no memory but the gradient's."""
+        layer = lean(SpikeConv2d(32, channels, 3, padding=1, bias=False).to(memory_format=torch.channels_last))
+        first, second = (spikes_of((2, 32, 6, 6), "channels_last", needs_grad=False)[0] for _ in range(2))
+        layer(first).sum().backward()
+        of_first, layer.weight.grad = layer.weight.grad, None
+        layer(second).sum().backward()
+        expected, place = layer.weight.grad + of_first, layer.weight.grad.data_ptr()
+        layer(first).sum().backward()
+        assert torch.equal(layer.weight.grad, expected)
+        assert layer.weight.grad.data_ptr() == place
+
+    def test_nothing_is_allocated_to_add_a_gradient(self):
+        layer = lean(SpikeConv2d(16, 512, 3, padding=1, bias=False).to(memory_format=torch.channels_last))
+        spikes, _ = spikes_of((2, 16, 4, 4), "channels_last", needs_grad=False)
+        layer(spikes).sum().backward()
+        assert backward_peak(layer(spikes), layer) < layer.weight.nbytes
+
+    def test_who_waits_for_a_gradient_gets_it(self):
+        layer = lean(SpikeConv2d(16, 512, 3, padding=1, bias=False).to(memory_format=torch.channels_last))
+        spikes, _ = spikes_of((2, 16, 4, 4), "channels_last", needs_grad=False)
+        seen = []
+        layer(spikes).sum().backward()
+        once = layer.weight.grad.clone()
+        layer.weight.register_hook(seen.append)
+        layer(spikes).sum().backward()
+        assert torch.equal(seen[0], once)
+        assert torch.equal(layer.weight.grad, 2 * once)
+
     def test_changed_spikes_are_not_taken_for_their_bits(self):
         layer = lean(SpikeConv2d(16, 16, 3, padding=1, bias=False).to(memory_format=torch.channels_last))
         spikes, _ = spikes_of((2, 16, 6, 6), "channels_last", needs_grad=False)
