@@ -19,7 +19,7 @@ from torch.nn.modules.utils import _pair
 
 from .kernels.small_form import is_spikes, mark_counts
 from .memory.layers import SpikeConv2d
-from .memory.pieces import Carried, Piece, dense
+from .memory.pieces import Carried, Piece, add_over, dense
 from .neurons import FusedLIF, has_hooks, hooks_of, reset_states
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -166,12 +166,11 @@ class ResidualBlock(Unit):
 
     def second_half(self, spikes: Tensor | Carried, x: Tensor | Carried) -> Tensor:
         current = output_of(self.norm2, self.conv2(spikes))
-        return self.neuron2(self.add(current, self.shortcut(x) if self.shortcut else dense(x)))
+        return self.neuron2(self.add(current, self.shortcut(x) if self.shortcut else x))
 
-    def add(self, current: Tensor, shortcut: Tensor) -> Tensor:
+    def add(self, current: Tensor, shortcut: Tensor | Carried) -> Tensor:
         """Their sum; with memory "lean" over `current`, which batch norm does not need for its backward."""
-        in_place = self.memory_form == "lean" and current.dtype == shortcut.dtype  # else the sum has another dtype
-        return current.add_(shortcut) if in_place else current + shortcut
+        return add_over(current, shortcut) if self.memory_form == "lean" else current + dense(shortcut)
 
     def rebuild(self, in_channels: int, stride: int) -> Self:
         return type(self)(in_channels, self.out_channels, self.make_neuron, stride=stride)

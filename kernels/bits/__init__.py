@@ -2,6 +2,6 @@
 `numpy.packbits(..., bitorder="little")`. How a tensor's bits are found is in `kernels.small_form`.
 """
 
-from .ops import packed_size, planes_of, unpack
+from .ops import add_bits_, packed_size, planes_of, unpack
 
-__all__ = ["packed_size", "planes_of", "unpack"]
+__all__ = ["add_bits_", "packed_size", "planes_of", "unpack"]

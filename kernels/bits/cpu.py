@@ -1,4 +1,4 @@
-"""Unpacking on CPU, and packing of small numbers: one pass, compiled by numba, on torch's threads."""
+"""Unpacking and adding on CPU, and packing of small numbers: one pass, compiled by numba, on torch's threads."""
 
 from __future__ import annotations
 
@@ -25,8 +25,17 @@ class _Record(ctypes.Structure):
 
 def unpack(packed: Tensor, dense: Tensor) -> None:
     """dense[i] = bit i % 8 of packed[i // 8], in memory order."""
+    _run(dense, packed, adds=False)
+
+
+def add(packed: Tensor, dense: Tensor) -> None:
+    """dense[i] += bit i % 8 of packed[i // 8], in memory order."""
+    _run(dense, packed, adds=True)
+
+
+def _run(dense: Tensor, packed: Tensor, adds: bool) -> None:
     n = dense.numel()
-    run(_kernel(dense.dtype), _Record(0, n, packed.data_ptr(), dense.data_ptr()), n)
+    run(_kernel(dense.dtype, adds), _Record(0, n, packed.data_ptr(), dense.data_ptr()), n)
 
 
 class _PlanesRecord(ctypes.Structure):
@@ -48,8 +57,8 @@ def pack_planes(dense: Tensor, low: Tensor, high: Tensor, seen: Tensor) -> None:
 
 
 @functools.cache
-def _kernel(dtype: torch.dtype) -> Kernel:
-    memory, arithmetic, _, narrow = element(dtype)
+def _kernel(dtype: torch.dtype, adds: bool) -> Kernel:
+    memory, arithmetic, widen, narrow = element(dtype)
     one, zero = arithmetic(1), arithmetic(0)
 
     def body(p):
@@ -62,12 +71,15 @@ def _kernel(dtype: torch.dtype) -> Kernel:
             if chunk >= n:
                 break
             last = min(chunk + CHUNK, n)
-            for byte in range(chunk // 8, last // 8):
+            # Unsigned, as a signed index that could wrap round keeps LLVM from vectorising (3 times slower).
+            for byte in range(np.uint64(chunk // 8), np.uint64(last // 8)):
                 bits = packed[byte]
-                for place in range(8):
-                    dense[byte * 8 + place] = narrow(one if bits & (1 << place) else zero)
+                for place in range(np.uint64(8)):
+                    i, spike = byte * np.uint64(8) + place, one if bits & (np.uint8(1) << np.uint8(place)) else zero
+                    dense[i] = narrow(widen(dense[i]) + spike if adds else spike)
             for i in range(last - last % 8, last):
-                dense[i] = narrow(one if packed[i // 8] & (1 << (i % 8)) else zero)
+                spike = one if packed[i // 8] & (1 << (i % 8)) else zero
+                dense[i] = narrow(widen(dense[i]) + spike if adds else spike)
 
     return compile_kernel(body, _Record)
 

@@ -1,5 +1,5 @@
-"""Unpacking as a torch operator: it reads one bit and writes one element, with nothing in between. And bits of tensors
-that nobody has said are spikes, found by looking."""
+"""Unpacking as torch operators: one bit is read for each element that is written or added to, with nothing in between.
+And bits of tensors that nobody has said are spikes, found by looking."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ def _empty_dense(packed: Tensor, shape: Sequence[int], stride: Sequence[int], dt
     return torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
 
 
+def add_bits_(dense: Tensor, packed: Tensor) -> None:
+    """Add spikes to a dense tensor in place, from their bits in its memory order."""
+    _ADD(dense, packed)
+
+
+def _add(dense: Tensor, packed: Tensor) -> None:
+    if dense.numel():
+        dispatch.kernels(__package__, "auto", packed.device).add(packed, dense)
+
+
 def planes_of(t: Tensor) -> tuple[Tensor, ...] | None:
     """The binary digits of a tensor that holds nothing but 0, 1, 2 and 3, lowest first, each as bits in memory order:
     one digit where there is nothing above 1, else two. None for all other numbers, and for what is no ordinary float32
@@ -52,3 +62,4 @@ def planes_of(t: Tensor) -> tuple[Tensor, ...] | None:
 
 
 _UNPACK = Operator("unpack_bits", _unpack, _empty_dense)
+_ADD = Operator("add_bits_", _add, lambda dense, packed: None, mutates=("dense",))

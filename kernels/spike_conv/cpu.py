@@ -88,8 +88,10 @@ def weight_gradient(bits: Tensor, grad: Tensor, geometry: Geometry, into: Tensor
     each = -(-words // min(words, -(-TICKETS // blocks)))
     parts = -(-words // each)
     shape = geometry.out_channels, geometry.kernel_height, geometry.kernel_width, geometry.channels
-    adds = into is not None and parts == 1
-    found = into.permute(0, 2, 3, 1).view(1, *shape) if adds else torch.empty(parts, *shape)
+    if into is not None and parts == 1:
+        found, adds = into.permute(0, 2, 3, 1).view(1, *shape), True
+    else:
+        found, adds = torch.empty(parts, *shape), False
     surrounded = _surround(bits, geometry)
     record = _record(surrounded, found, grad, geometry, parts, each * WORD)
     workers = workers_for(record.tickets)

@@ -11,6 +11,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from ..kernels.small_form import is_spikes, mark_counts
+from ..memory.pieces import Carried, dense
 from ..units import MakeNeuron, ResidualBlock, SEWBlock, Shortcut, Unit, after_norm, conv, output_of
 from .models import name_of
 
@@ -62,13 +63,14 @@ class Joined(ResidualBlock):
 
     cnf = "ADD"
 
-    def add(self, spikes: Tensor, shortcut: Tensor) -> Tensor:
+    def add(self, spikes: Tensor, shortcut: Tensor | Carried) -> Tensor:
+        if self.cnf == "ADD":
+            return super().add(spikes, shortcut)
+        other = dense(shortcut)
         if self.cnf == "AND":
-            return spikes * shortcut
-        if self.cnf == "IAND":
-            first, second = (spikes, shortcut) if isinstance(self, Bottleneck) else (shortcut, spikes)
-            return first * (1.0 - second)
-        return super().add(spikes, shortcut)
+            return spikes * other
+        first, second = (spikes, other) if isinstance(self, Bottleneck) else (other, spikes)
+        return first * (1.0 - second)
 
     def rebuild(self, in_channels: int, stride: int) -> Self:
         fresh = super().rebuild(in_channels, stride)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..kernels.bits import add_bits_
 from ..neurons import has_hooks
 from .spikes import Bits, Kept, Repeated, keep, restore
 
@@ -106,6 +107,28 @@ class Carried:
 def dense(x: Tensor | Carried) -> Tensor:
     """A piece's input as a tensor."""
     return x if isinstance(x, Tensor) else x.dense()
+
+
+def add_over(current: Tensor, x: Tensor | Carried) -> Tensor:
+    """The sum of two maps, written over the first if it has its dtype. Of spikes that are held as bits no dense map is
+    made."""
+    found = x.bits() if isinstance(x, Carried) else None
+    if found is not None and found[1].is_like(current):
+        return _SpikesAdded.apply(current, *found)
+    other = dense(x)
+    return current.add_(other) if current.dtype == other.dtype else current + other
+
+
+class _SpikesAdded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, current: Tensor, way: Tensor, bits: Bits) -> Tensor:
+        ctx.mark_dirty(current)
+        add_bits_(current, bits.small)
+        return current
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grad, grad, None
 
 
 class _Way(torch.autograd.Function):

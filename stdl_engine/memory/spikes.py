@@ -31,6 +31,11 @@ class Bits:
         attach(dense, self.small)
         return dense
 
+    def is_like(self, t: Tensor) -> bool:
+        """Whether a tensor has the shape, dtype and memory order of the dense spikes."""
+        ordered = all(n == 1 or mine == its for n, mine, its in zip(self.shape, self.stride, t.stride(), strict=True))
+        return t.shape == self.shape and t.dtype == self.dtype and ordered
+
     def outline(self) -> Tensor:
         """A tensor of the same shape and of no size, for those who ask for nothing else."""
         return torch.zeros((), dtype=self.dtype, device=self.small.device).expand(self.shape)

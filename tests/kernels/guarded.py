@@ -25,8 +25,8 @@ from torch import Tensor
 from stdl_engine import kernels
 from stdl_engine.kernels import cpu_threads
 from stdl_engine.kernels import steps as neuron_steps
+from stdl_engine.kernels.bits import add_bits_, unpack
 from stdl_engine.kernels.bits import reference as bits_reference
-from stdl_engine.kernels.bits import unpack
 from stdl_engine.kernels.checks import STATE_DTYPE
 from stdl_engine.kernels.spike_conv import (
     by_taps,
@@ -207,6 +207,10 @@ def unpacked(guard: Guard, size: int, dtype: torch.dtype) -> None:
     packed = guard.tensor(bits_reference.pack(spikes))
     if not torch.equal(unpack(packed, (size,), (1,), dtype), spikes):
         raise AssertionError("other spikes")
+    total = guard.tensor(spikes.clone())
+    add_bits_(total, packed)
+    if not torch.equal(total, 2 * spikes):
+        raise AssertionError("another sum")
 
 
 def convolution_cases(guard: Guard) -> Iterator[Case]:

@@ -12,7 +12,7 @@ from stdl_engine.kernels import bits, bits_of
 from stdl_engine.kernels.bits import reference
 from stdl_engine.kernels.lif import lif_step, lif_step_
 
-from .compare import Case, Target, assert_equal, on_targets_and_dtypes
+from .compare import Case, Target, assert_equal, assert_near, on_targets_and_dtypes
 
 SIZES = [1, 7, 8, 9, 100, 1023, 1024, 2047, 2049, 5000]
 
@@ -121,6 +121,29 @@ def test_unpack_undoes_pack(target, dtype, shape, order):
     assert_equal(again, spikes)
     assert again.stride() == spikes.stride()
     assert_equal(reference.unpack(packed, *description), spikes)
+
+
+@on_targets_and_dtypes()
+@pytest.mark.parametrize("shape", [(0,), (1,), (8,), (13,), (2, 3, 5, 7), (1025,), (32768 + 13,)], ids=str)
+def test_bits_are_added_as_spikes_would_be(target, dtype, shape):
+    spikes = (torch.rand(shape, device=target.device) < 0.4).to(dtype)
+    before = torch.randn(shape, device=target.device).to(dtype)
+    before[..., :1] = -0.0
+    found, packed = before.clone(), reference.pack(spikes)
+    if str(target) == "interpreter":
+        from stdl_engine.kernels.bits import triton
+
+        if spikes.numel():
+            triton.add(packed, found)
+    else:
+        bits.add_bits_(found, packed)
+    (assert_near if target.cuts_off(dtype) else assert_equal)(found, before + spikes)
+
+
+def test_opcheck_of_adding():
+    spikes = (torch.rand(3, 5) < 0.4).float()
+    outcome = opcheck(torch.ops.stdl_engine.add_bits_.default, (torch.randn(3, 5), reference.pack(spikes)))
+    assert set(outcome.values()) == {"SUCCESS"}
 
 
 def test_opcheck_of_unpack():
