@@ -1,4 +1,4 @@
-"""The gradient of a convolution's input where the weight is larger than the maps: one product of matrices.
+"""The gradient of a convolution's input where the weight is larger than the maps: one matrix product.
 
 PyTorch's kernel reorders such a weight at every call, which takes longer than using it. With channels innermost the
 weight is already a matrix, of output channels × inputs of a pixel.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def is_weight_bound(weight: Tensor, grad: Tensor) -> bool:
-    """Whether the inputs of all output pixels, written out, take no more room than the weight."""
+    """Whether the inputs of all output pixels, written out, take no more memory than the weight."""
     pixels = grad.numel() // grad.shape[1]
     return pixels <= weight.shape[0]
 
@@ -21,7 +21,7 @@ def is_weight_bound(weight: Tensor, grad: Tensor) -> bool:
 def by_columns(
     grad: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """The gradient of the input from the output's: of every input of every pixel, then added up where they overlap."""
+    """The gradient of the input from the output's: for every input of every pixel, then added up where they overlap."""
     images, channels, height, width = shape
     out_channels, _, kernel_height, kernel_width = weight.shape
     (down, right), (top, left), (out_height, out_width) = stride, padding, grad.shape[2:]
