@@ -94,7 +94,7 @@ def _train_one(run: Trained, printer: Printer, stop: StopSignals) -> None:
         else:
             train(run.recipe, run.path, quiet, stop)
     except Stopped as error:
-        raise Stopped(error.exit_code - 128, ": the same command goes on from here") from error
+        raise Stopped(error.exit_code - 128, ": the same command continues from here") from error
 
 
 class QuietPrinter(Printer):
