@@ -1,4 +1,4 @@
-"""Where results are kept: the reader's own in an ignored folder, the published ones in files that git tracks."""
+"""Where results are kept: the user's own in an ignored folder, the published ones in files that git tracks."""
 
 from __future__ import annotations
 
