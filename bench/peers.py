@@ -12,7 +12,7 @@ Where the definitions differ, and what is done about it:
   the membrane to the input, v + 0.9·(x - v): with x / 0.9 for x that is our equation. It fires when m > threshold,
   which differs only where m is the threshold exactly.
 - sinabs gives its decay as a time constant, whose exponential rounds to 0.1 within an ulp or two. It counts several
-  spikes a step by default, and scales the input; both can be switched off.
+  spikes per step by default, and scales the input; both can be switched off.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def exhibit(
         shown.append((*label, *point.more, *figures, *((point.published,) if published else ())))
     headings = (*(() if together else ("rule",)), what, *more, "accuracy, %", "peak", "ms/sample")
     headings += ("paper",) if published else ()
-    note = " Times were taken as the machine was, whatever else it did."
+    note = " Times were measured whatever else the machine was doing."
     note += f" The paper's column is {published}." if published else ""
     return Exhibit(
         name, title, caption + note, (*COLUMNS, *more), rows,
