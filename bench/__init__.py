@@ -1,1 +1,1 @@
-"""Measurements: `python -m bench --list` says which."""
+"""Benchmarks: `python -m bench --list` lists them."""

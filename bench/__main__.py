@@ -38,7 +38,7 @@ ERRORS = (ValueError, RuntimeError, OSError, ImportError)
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    # With --json standard output is for the rows alone.
+    # With --json only the rows go to standard output.
     console = Console(stderr=options.json, width=None if sys.stdout.isatty() else 160)
     try:
         return ACTIONS[options.action](options, console)
@@ -77,7 +77,7 @@ def write_page(options: argparse.Namespace, console: Console) -> int:
 
 
 def measure_all(options: argparse.Namespace, console: Console) -> int:
-    """Run the benchmarks, then write the page; one that fails stops no other."""
+    """Run the benchmarks, then write the page; one that fails does not stop the others."""
     rows, failed = [], []
     for name in options.names:
         try:
@@ -122,14 +122,14 @@ def measure(name: str, options: argparse.Namespace, console: Console) -> list[Ro
 
 
 def measure_gpu(options: argparse.Namespace, console: Console) -> int:
-    """Everything about a GPU, and the page to send back."""
+    """Run everything for a GPU, and write the page to send back."""
     code = gpu.run(options.out, quick=options.quick, dry=options.dry_run, console=console)
     console.print(f"written: {from_here(options.out / gpu_page.PAGE)}", highlight=False)
     return code
 
 
 def from_here(path: Path) -> Path:
-    """A path as short as it can be said."""
+    """A path in its shortest form."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -174,7 +174,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.action in ("report", "publish") and options.dry_run:
         parser.error(f"{options.action} measures nothing: leave out --dry-run.")
     if options.force and options.action != "publish":
-        parser.error("--force is for publish alone: leave it out.")
+        parser.error("--force is only for publish: leave it out.")
     wanted = options.names or (["all"] if options.action == "measure" else [])
     expanded = [one for name in wanted for one in (MAIN if name == "all" else (name,))]
     options.names = list(dict.fromkeys(expanded))

@@ -1,4 +1,4 @@
-"""Whether a layer computes what the reference does; who does not is not timed."""
+"""Whether a layer computes what the reference does; one that does not is not timed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .peers import THRESHOLD, Contender, Layer, Plain, inputs, plain
 NEAR = 1e-6
 """Distance of a membrane from the threshold within which rounding may decide whether it fires."""
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Of gradients, whose upstream is a standard normal."""
+"""The tolerance for gradients, whose upstream gradients are standard normal."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Agreement:
     """How close a layer's spikes and gradients are to the reference's.
 
     Attributes:
-        flips: neurons that fire in one and not in the other at some step; nothing is asked of them from there on.
-        distance: how far from the threshold a membrane was at its first flip, at most.
-        error: the largest difference of a gradient, neurons with flips left out.
+        flips: neurons that fire in one and not in the other at some step; they are not compared from there on.
+        distance: the largest distance of a membrane from the threshold at its first flip.
+        error: the largest difference of a gradient, without neurons that flip.
     """
 
     neurons: int
@@ -54,7 +54,7 @@ def run_exact(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run_online(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The same, with the past of every step a constant and its backward before the next step."""
+    """The same, with the past as a constant and each step's backward before the next step."""
     layer.reset()
     spikes, grads = [], []
     for x_t, grad_t in zip(x.detach(), grad, strict=True):
@@ -100,7 +100,7 @@ def agreement(
 
 
 def difference(contender: Contender, layer: Layer, **options) -> str:
-    """How a layer of a contender differs from the reference; nothing where rounding explains it."""
+    """How a contender's layer differs from the reference; empty if rounding explains it."""
     found = agreement(contender, layer=layer, **options)
     return "" if found.same else f"differs: {found}"
 

@@ -1,9 +1,10 @@
 """Microseconds of one call on a layer of 1024 neurons, on CPU.
 
-At that size time goes to Python and autograd, not to the arithmetic. The CPU kernel alone, `lif_step_`, FusedLIF and
-other libraries' layers; forward with the input wanting a gradient, and forward with backward. The layers are those of
-bench/peers.py but for torch.compile; torch.relu is there for scale. One exact step is declared twice, as an `Operator`
-of kernels/operators.py and by torch.library.custom_op: what the two differ by is the cost of the declaration.
+At this size the time goes to Python and autograd, not to the arithmetic. Measured are the CPU kernel alone,
+`lif_step_`, FusedLIF and other libraries' layers; forward with an input that requires a gradient, and forward with
+backward. The layers are those of bench/peers.py, except torch.compile; torch.relu is there for scale. One exact step is
+declared twice, as an `Operator` of kernels/operators.py and by torch.library.custom_op: the difference is the cost of
+the declaration.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def declared_twice() -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 def from_reset(layer: Layer) -> Callable[[Tensor], Tensor]:
-    """A step that starts a sequence, so that no history grows behind it."""
+    """A step that starts a sequence, so that no history accumulates."""
 
     def step(x: Tensor) -> Tensor:
         layer.reset()

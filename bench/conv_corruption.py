@@ -1,13 +1,13 @@
-"""Which convolutions of PyTorch touch memory that is not theirs, hang, or compute something else on this CPU.
+"""Which PyTorch convolutions access memory that is not theirs, hang, or compute wrong numbers on this CPU.
 
     python -m bench.conv_corruption                                # every setting: hours
     python -m bench.conv_corruption --threads 1 --isa AVX2         # one setting
     python -m bench.conv_corruption --threads 1 --isa AVX2 --quick # a few shapes of it, in seconds
 
-Every allocation of PyTorch and oneDNN lies between pages without access (fence.c). A kernel dies where it reads or
-writes outside, instead of corrupting the heap for others to find, so one call is enough to know. A hang is half a
-minute without an answer. Numbers are compared with those in float64, which oneDNN does not make. docs/cpus.md has what
-was found.
+Every allocation of PyTorch and oneDNN lies between inaccessible pages (fence.c). A kernel that reads or writes outside
+dies at once, instead of corrupting the heap for something else to find later, so one call is enough. Half a minute
+without an answer counts as a hang. Numbers are compared with those in float64, which oneDNN does not compute.
+docs/cpus.md has the findings.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .machine import cpu_model
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 DIRECTIONS = ("forward", "input's gradient", "weight's gradient", "transposed")
-"""Transposed is how stdl_engine/memory/layers.py makes an input's gradient."""
+"""stdl_engine/memory/layers.py computes an input's gradient by a transposed convolution."""
 ISAS = ("", "AVX2", "AVX", "SSE41")
-"""Values of ONEDNN_MAX_CPU_ISA; nothing leaves oneDNN whatever the CPU has."""
+"""Values of ONEDNN_MAX_CPU_ISA; an empty one lets oneDNN use whatever the CPU has."""
 TOLERANCE = 1e-4
 
 
@@ -76,7 +76,7 @@ def shapes(quick: bool) -> list[Shape]:
 
 
 def attempt(shape: Shape, direction: str) -> str:
-    """Run a convolution in one direction; what is wrong with its numbers, or nothing."""
+    """Run a convolution in one direction; returns what is wrong with its numbers, or nothing."""
     generator = torch.Generator().manual_seed(0)
     sizes = (
         (shape.batch, shape.in_channels, shape.size, shape.size),
@@ -92,7 +92,7 @@ def attempt(shape: Shape, direction: str) -> str:
 
 
 def convolve(shape: Shape, direction: str, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
-    """The convolution of x, or what goes back through it from `grad`."""
+    """The convolution of x, or the gradient that it gives for `grad`."""
     around = [[number] * 2 for number in (shape.stride, shape.padding, shape.dilation)]
     if direction == "forward":
         return torch.ops.aten.convolution(x, weight, None, *around, False, [0, 0], shape.group_count)

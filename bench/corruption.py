@@ -1,8 +1,8 @@
-"""Which convolutions of PyTorch's corrupt memory on this CPU: `python -m bench.corruption`.
+"""Which PyTorch convolutions corrupt memory on this CPU: `python -m bench.corruption`.
 
-Every shape is trained in a child process of its own, with one thread. Unless all went well, what became of the child is
-printed: the signal that it died of, or that it hung. Corruption that hits nothing of glibc's own goes unseen.
-docs/cpus.md says what was found.
+Every shape is trained in its own child process, with one thread. If a child failed, how it ended is printed: the signal
+that it died of, or that it hung. Corruption that hits none of glibc's own data goes unnoticed. docs/cpus.md has the
+findings.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import nn
 
 ROUNDS = 60
 SECONDS = 20
-"""After so long a child is taken to hang."""
+"""Seconds after which a child is taken to hang."""
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
 class Shape(NamedTuple):
-    """A convolution and what it is given."""
+    """A convolution and its input."""
 
     layout: str
     in_channels: int
@@ -51,7 +51,7 @@ def shapes() -> Iterator[Shape]:
 
 
 def train(shape: Shape) -> None:
-    """Forward and backward, some rounds; afterwards much is allocated and freed, so that glibc meets what is broken."""
+    """Some rounds of forward and backward; then much is allocated and freed, so that glibc notices what is broken."""
     layout = LAYOUTS[shape.layout]
     conv = nn.Conv2d(
         shape.in_channels, shape.out_channels, shape.kernel, shape.stride, shape.padding, bias=False,
@@ -67,10 +67,10 @@ def train(shape: Shape) -> None:
 
 
 def outcome(shape: Shape) -> str:
-    """What became of a child that trained the shape: "done", "hung", or the name of the signal that ended it."""
+    """How a child that trained the shape ended: "done", "hung", or the name of the signal that killed it."""
     child = os.fork()
     if child == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # glibc's last words
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # glibc's last message
         train(shape)
         os._exit(0)
     deadline = time.monotonic() + SECONDS

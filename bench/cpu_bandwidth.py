@@ -1,9 +1,10 @@
 """Bytes per second of the fused LIF step on CPU, as a share of what Tensor.copy_ moves.
 
 The online step, forward and backward, on all cores: with preallocated outputs (the kernel alone), and through FusedLIF
-with fresh outputs, whose pages the system has to find and clear; beside it `clone`, which has that to do too. Bytes are
-what the step must read and write: forward x and m in, m, spikes and bits out (16.125 a neuron in float32), backward m
-and a gradient in, a gradient out (12). copy_ moves as many in the same rounds, half of them read, half written.
+with fresh outputs, whose pages the system has to find and clear; beside it `clone`, which has to do that too. Bytes are
+what the step must read and write: in forward x and m are read, and m, spikes and bits written (16.125 per neuron in
+float32); in backward m and a gradient are read, and a gradient written (12). copy_ moves as many bytes in the same
+rounds, half of them read and half written.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ void backward(at::Tensor m, at::Tensor grad_spikes, at::Tensor grad_x, double th
 
 @dataclass(frozen=True)
 class Candidate:
-    """`build()` gives `forward(x, m, spikes, bits)` and `backward(m, grad_spikes, grad_x)`; `missing()` says why it
-    cannot; `packs` is whether `forward` writes the bits."""
+    """`build()` returns `forward(x, m, spikes, bits)` and `backward(m, grad_spikes, grad_x)`; `missing()` says why it
+    cannot be built; `packs` is whether `forward` writes the bits."""
 
     needs: str
     build: Callable[[], tuple[Callable[..., object], Callable[..., object]]]
@@ -105,7 +105,7 @@ def run(session: Session) -> None:
             except (RuntimeError, OSError, subprocess.SubprocessError) as error:
                 if name == "numba":
                     raise
-                reason = str(error).splitlines()[0]  # a compiler is there but cannot do it
+                reason = str(error).splitlines()[0]  # there is a compiler, but it fails
         session.note(f"{name} needs {candidate.needs}" if reason is None else f"{name} skipped: {reason}")
         if reason is not None:
             steps.pop(name, None)
@@ -131,7 +131,7 @@ def check(tensors: Tensors, steps: dict[str, Callable[[], None]]) -> None:
 
 
 def speed(session: Session, tensors: Tensors, steps: dict[str, Callable[[], None]]) -> None:
-    """Forward and backward against copy_ of as many bytes, and against numba."""
+    """Forward and backward, compared with copy_ of as many bytes and with numba."""
     moved = NEURONS * 28 + tensors.bits.numel()
     source, target = torch.ones(moved // 8), torch.zeros(moved // 8)
     cases = {name: Case(step) for name, step in steps.items()}
@@ -187,7 +187,7 @@ def build_numba() -> tuple[Callable[..., object], Callable[..., object]]:
 def build_cpp() -> tuple[Callable[..., object], Callable[..., object]]:
     from torch.utils.cpp_extension import load_inline
 
-    # No contraction to fused multiply-add, so that results are the others' bit for bit; memory sets the pace anyway.
+    # No fused multiply-add, so that results equal the others' bit for bit; memory is the limit anyway.
     flags = ["-O3", "-march=native", "-fopenmp", "-ffp-contract=off"]
     module = load_inline(
         "stdl_engine_bench_lif",
@@ -254,7 +254,7 @@ CANDIDATES = {
 
 
 def start_up(name: str) -> tuple[float, float]:
-    """Seconds to the end of the first step in a new process, with empty caches and then with what that one left."""
+    """Seconds to the end of the first step in a new process, with empty caches and then with what that run left."""
     with tempfile.TemporaryDirectory() as folder:
         caches = {
             key: f"{folder}/{key}"

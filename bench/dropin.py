@@ -3,9 +3,9 @@
 `spiking_resnet18` and `sew_resnet18` of `spikingjelly.activation_based.model` with LIF neurons, in step mode "m", T=4:
 as they come, with `convert_neurons`, and with `optimize`. A training step is forward, backward and SGD with momentum.
 Outputs and gradients are compared first, in float64. Each contender runs in the memory layout it is fastest in, which
-its row says, and all are interleaved. Activation bytes are those that a forward leaves for backward. Batch norm's
-weights are drawn larger than they are initialised, since deep layers would hardly fire; the note says how many neurons
-do.
+its row says, and all are interleaved. Activation bytes are those that a forward pass leaves for backward. Batch norm's
+weights are made larger than SpikingJelly initialises them, because deep layers would hardly fire otherwise; the note
+says how many neurons fire.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WAYS: dict[str, Callable[[nn.Module], object]] = {
 }
 MODELS = ("spiking_resnet18", "sew_resnet18")
 SPEED, BYTES = 1.6, 0.7
-"""What `optimize` should reach: times the speed, and share of the activation bytes."""
+"""What `optimize` should reach: the factor in speed, and the share of the activation bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +121,12 @@ def build(name: str, way: str) -> nn.Module:
 
 
 def trainer_of(name: str, way: str, x: Tensor, layout: torch.memory_format) -> jelly.Trainer:
-    """The same as what trains it, in a layout."""
+    """The same model in a layout, with what trains it."""
     return jelly.Trainer(build(name, way).to(memory_format=layout), SGD, "m")
 
 
 def held_bytes(model: nn.Module, x: Tensor, y: Tensor) -> int:
-    """The bytes that are alive when a forward has ended and were not before it."""
+    """The bytes that a forward pass allocates and leaves alive."""
     from spikingjelly.activation_based import functional
 
     with Tracker() as tracker:
@@ -156,9 +156,9 @@ def firing_rate(model: nn.Module, x: Tensor) -> float:
 
 @functools.cache
 def differs(name: str, way: str) -> str:
-    """How the changed model differs from SpikingJelly's in outputs or gradients; nothing if it does not. In float64,
-    where a rounding error hardly ever decides whether a neuron fires, and in float32, where convolutions read bits, as
-    a whole: there a spike may differ."""
+    """How the changed model differs from SpikingJelly's in outputs or gradients; empty if it does not. The check is
+    strict in float64, where rounding hardly ever decides whether a neuron fires, and coarse in float32, where
+    convolutions read bits and single spikes may differ."""
     x, y = batch_of(Size(batch=2, side=64))
     for dtype, bound in ((torch.float64, 1e-8), (torch.float32, 1e-2)):
         results = []
@@ -175,7 +175,7 @@ def differs(name: str, way: str) -> str:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """Speeds and bytes of each model, then what they are of those before."""
+    """Speeds and bytes of each model, then their ratios to the model as it came."""
     parts = []
     columns = {"samples/s": "samples per second", "MB": "activation MB"}
     for what, shape in dict.fromkeys((row.what, row.shape) for row in rows):

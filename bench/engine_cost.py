@@ -1,8 +1,8 @@
-"""Time that the engine adds to a training step, and a lean step's time over a plain one's.
+"""Time that the engine adds to a training step, and a lean step's time relative to a plain one's.
 
 ResNet-18 at a quarter of its width, 32×32 images, T=4, SGD with momentum, the paper's partition. The engine's own
-overhead is `rule.step` against the same subnetworks trained by a loop written out by hand; lean against paper is two
-rules on two copies of one model, which end with the same weights. All cases are interleaved.
+overhead is found by comparing `rule.step` with a loop written out by hand over the same subnetworks. Lean and paper
+memory are compared by two rules on two copies of one model, which end with the same weights. All cases are interleaved.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(session: Session) -> None:
 
 
 def overhead(session: Session, x: torch.Tensor, y: torch.Tensor) -> None:
-    """rule.step against the loop by hand, both in the plain form and in the same order."""
+    """rule.step compared with the loop by hand, both in the plain form and in the same order."""
     fields = {"shape": f"width 0.25, batch {len(x)}, T={T}", "dtype": "float32"}
     for name in ("STDL",) if session.quick else ("STDL", "SLTT"):
         engine, hand = build(name, x, memory="paper", order="subnetwork"), for_a_loop_by_hand(name, x)
@@ -42,7 +42,7 @@ def overhead(session: Session, x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def lean_against_paper(session: Session, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Seconds of a lean step for each second of a plain one."""
+    """The time of a lean step relative to a plain one."""
     fields = {"shape": f"width 0.25, batch {len(x)}, T={T}", "dtype": "float32"}
     for name in ("STDL",) if session.quick else RULES:
         rules = {memory: build(name, x, memory=memory) for memory in ("paper", "lean")}
@@ -63,7 +63,7 @@ def build(name: str, x: torch.Tensor, **options) -> Rule:
 
 
 def for_a_loop_by_hand(name: str, x: torch.Tensor) -> Rule:
-    """The same with its neurons online for good: a rule sets them so in its own steps only."""
+    """The same with its neurons permanently online: a rule sets that only during its own steps."""
     rule = build(name, x, memory="paper")
     for module in rule.modules():
         if isinstance(module, Neuron):
@@ -72,7 +72,7 @@ def for_a_loop_by_hand(name: str, x: torch.Tensor) -> Rule:
 
 
 def train(rule: Rule, x: torch.Tensor, y: torch.Tensor) -> None:
-    """What `rule.step` computes, with nothing else."""
+    """What `rule.step` computes, and nothing else."""
     frames = [x] * T
     for subnetwork, optimizer in zip(rule.subnetworks, rule.optimizers, strict=True):
         outputs = []

@@ -1,7 +1,7 @@
-"""Children whose every allocation lies between pages without access (fence.c), to find who touches what is not theirs.
+"""Child processes in which every allocation lies between inaccessible pages (fence.c), to find out-of-bounds accesses.
 
-A child runs numbered pieces of work and says when it begins each. One that dies, or takes too long, is replaced by
-another that goes on behind the piece it was at.
+A child runs numbered pieces of work and reports when it begins each. One that dies, or takes too long, is replaced by
+another that continues after the piece it was at.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("fence.c")
 WROTE_OUTSIDE = 97
-"""The exit code of a child whose canaries were dead."""
+"""The exit code of a child whose canaries were overwritten."""
 MARK, SAYS = b"#", b"!"
 
 
 def compiled(folder: str | Path) -> Path:
-    """The allocator as a library that LD_PRELOAD takes."""
+    """The allocator as a library for LD_PRELOAD."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise OSError("the fence is compiled from C: no cc, gcc or clang was found on the PATH.")
@@ -33,14 +33,14 @@ def compiled(folder: str | Path) -> Path:
 
 
 def run_fenced(command: list[str], environment: dict[str, str]) -> None:
-    """Run a program under the allocator, with these variables of the environment besides."""
+    """Run a program under the allocator, with these additional environment variables."""
     with tempfile.TemporaryDirectory() as folder:
         preload = {"LD_PRELOAD": str(compiled(folder))}
         subprocess.run(command, env=os.environ | environment | preload, check=True)
 
 
 def failures(count: int, work: Callable[[int], str], seconds: float = 30) -> Iterator[tuple[int, str]]:
-    """Pieces of work that did not end well, with what happened: death, a hang, or what `work(piece)` says.
+    """Pieces of work that failed, with what happened: death, a hang, or what `work(piece)` returned.
 
     Children are forked, which only a process without threads may do.
     """
@@ -77,7 +77,7 @@ def _work(pieces: range, work: Callable[[int], str], pipe: int) -> None:
 
 
 def _lines(pipe: int, seconds: float) -> Iterator[bytes]:
-    """Lines from a pipe until its end, an empty one whenever that long nothing came."""
+    """Lines from a pipe until its end, and an empty one whenever nothing came for this long."""
     rest = b""
     while True:
         began = time.monotonic()

@@ -1,9 +1,9 @@
-"""`python -m bench gpu`: the tests and benchmarks of a GPU in one go, and one page to send back.
+"""`python -m bench gpu`: all tests and benchmarks of a GPU, and one page to send back.
 
-Every part is a command in a process of its own, so that one that fails or dies takes nothing with it. The page is
-written again after each of them, whole: it says what was run, what failed and why, and what has not been run yet. A dry
-run goes through all of it on any machine, at sizes whose figures mean nothing: Triton's kernels are compiled ahead of
-time and run in its interpreter, everything else runs on the CPU.
+Every part is a command in its own process, so that one that fails or dies does not stop the others. The whole page is
+rewritten after each part: it says what was run, what failed and why, and what has not been run yet. A dry run goes
+through all of it on any machine, at sizes whose figures mean nothing: Triton's kernels are compiled ahead of time and
+run in its interpreter, everything else runs on the CPU.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .gpu_page import DOCTOR, MEASURED, TESTS, Part, count_kernels, count_rows, 
 from .places import BENCH
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
-"""What `stdl_engine.kernels.inspect` compiles for."""
+"""The targets that `stdl_engine.kernels.inspect` compiles for."""
 LIMIT = 3 * 3600
 """Seconds that a part may take."""
 PATIENCE = 10
-"""Seconds that it has to end when it is told to."""
+"""Seconds that it has to end after it was told to."""
 
 
 def missing() -> str:
-    """Why nothing can be measured here; nothing if there is a GPU."""
+    """Why nothing can be measured here; empty if there is a GPU."""
     if torch.cuda.is_available():
         return ""
     if torch.version.cuda is None and torch.version.hip is None:
@@ -43,7 +43,7 @@ def missing() -> str:
 
 
 def parts(folder: Path, *, quick: bool = False, dry: bool = False) -> list[Part]:
-    """What is run, in this order: the quick and telling parts first."""
+    """What is run, in this order: the quick and informative parts first."""
     mode = ["--dry-run"] if dry else ["--quick"] if quick else []
     pytest = ["-m", "pytest", "-m", "gpu", "tests", "-p", "no:cacheprovider", f"--junitxml={folder / TESTS}"]
     workers = ["--numprocesses", "auto", "--maxprocesses", "4", "--dist", "worksteal"]
@@ -60,10 +60,10 @@ def parts(folder: Path, *, quick: bool = False, dry: bool = False) -> list[Part]
 
 
 def run(folder: Path, *, quick: bool, dry: bool, console: Console) -> int:
-    """Run all parts and write the page after each; 1 if one failed."""
-    folder = folder.resolve()  # the parts run elsewhere
+    """Run all parts and write the page after each; returns 1 if one failed."""
+    folder = folder.resolve()  # the parts run in other folders
     todo = parts(folder, quick=quick, dry=dry)
-    (folder / TESTS).unlink(missing_ok=True)  # of a run before
+    (folder / TESTS).unlink(missing_ok=True)  # from an earlier run
     write(folder, todo, dry)
     for number, part in enumerate(todo, start=1):
         console.rule(f"{number} of {len(todo)}: {part.name}", align="left")
@@ -80,7 +80,7 @@ def run(folder: Path, *, quick: bool, dry: bool, console: Console) -> int:
 
 
 def execute(part: Part) -> None:
-    """Run a part and fill in what became of it; its errors also go to the terminal."""
+    """Run a part and fill in its outcome; its errors also go to the terminal."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     start = time.perf_counter()
     process = subprocess.Popen(
@@ -103,8 +103,8 @@ def execute(part: Part) -> None:
 
 
 def stop(process: subprocess.Popen) -> None:
-    """See to it that a process has ended. A terminal's interrupt reaches it by itself; otherwise it is sent one, so
-    that it can end what it has started, and is killed only if it does not hear it."""
+    """Make sure that a process ends. A terminal's interrupt reaches it anyway; otherwise it is sent one, so that it can
+    end what it has started. It is killed only if it does not react."""
     for ask in (signal.SIGINT, signal.SIGKILL):
         try:
             process.wait(PATIENCE)
@@ -115,7 +115,7 @@ def stop(process: subprocess.Popen) -> None:
 
 
 def copy(source: IO[str], kept: list[str], target: IO[str] | None) -> None:
-    """Keep lines as they come, and pass them on."""
+    """Keep lines as they arrive, and pass them on."""
     for line in source:
         kept.append(line.rstrip("\n"))
         if target is not None:

@@ -30,7 +30,7 @@ SHOWN_TESTS = 50
 
 @dataclass
 class Part:
-    """A command, and what became of it."""
+    """A command and its outcome."""
 
     name: str
     arguments: Sequence[str]
@@ -47,7 +47,7 @@ class Part:
 
     @property
     def command(self) -> str:
-        """What to type for it, files apart."""
+        """What to type to run it, without the files it writes."""
         return " ".join(["python", *itertools.takewhile(lambda one: one not in ("--out", "-p"), self.arguments)])
 
     @property
@@ -70,11 +70,11 @@ def write(folder: Path, done: Sequence[Part], dry: bool) -> None:
 
 
 def heading(done: Sequence[Part], dry: bool) -> list[str]:
-    """What this is, and how each part went."""
+    """The heading, and how each part went."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "a machine without a GPU"
     what = "Written by `make gpu`. Please send it back as an issue of the project, with the CSV files beside it."
     if dry:
-        what = "**A dry run: everything was gone through at tiny sizes, and no figure means anything.**"
+        what = "**A dry run: everything was run at tiny sizes, and no figure means anything.**"
     lines = [
         (
             part.name,
@@ -114,7 +114,7 @@ def tests(folder: Path) -> list[str]:
 
 
 def machine(done: Sequence[Part]) -> list[str]:
-    """What the doctor says: versions, GPU, driver, Triton's target, and how the kernels compare with the reference."""
+    """The doctor's report: versions, GPU, driver, Triton's target, and how the kernels compare with the reference."""
     said = [line for part in done if part.name == DOCTOR for line in part.output]
     return ["## The machine", fenced(said)] if said else []
 
@@ -128,7 +128,7 @@ def last_run(folder: Path, name: str) -> Run:
 
 
 def test_cases(folder: Path) -> list[ElementTree.Element]:
-    """The tests in the file that pytest wrote, none where it did not come to that."""
+    """The tests in the file that pytest wrote; none if it wrote no file."""
     path = folder / TESTS
     return list(ElementTree.parse(path).iter("testcase")) if path.exists() else []
 

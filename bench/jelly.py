@@ -1,9 +1,10 @@
 """The same ResNet-18 written with SpikingJelly's layers, and trained its way, by BPTT or SLTT.
 
-Attributes have our units' names, so that weights are copied by `load_state_dict`. In step mode "s" the network is run
-T times and batch norm sees one step at a time, as ours does. In step mode "m", SpikingJelly's usual form, layers get
-[T, B, ...] and batch norm takes its statistics over all time steps: faster, and in training another network. Both are
-compared with ours, the second with batch norm's running statistics, where it is the same network.
+Attributes have the same names as in our units, so that weights can be copied by `load_state_dict`. In step mode "s" the
+network is run T times and batch norm sees one step at a time, as ours does. In step mode "m", SpikingJelly's usual
+form, layers get [T, B, ...] and batch norm takes its statistics over all time steps: that is faster, and in training a
+different network. Both are compared with ours, the second with batch norm's running statistics, with which it is the
+same network.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from stdl_engine.memory.tracker import Tracker
 from .peers import DECAY, THRESHOLD
 
 FEWEST_CHANNELS = 8
-"""Of the input of a strided 1×1 convolution, which ours never calls and SpikingJelly's layers do."""
+"""The fewest input channels of a strided 1×1 convolution, which our rules never call and SpikingJelly's layers do."""
 
 
 class ConvUnit(nn.Module):
@@ -47,7 +48,7 @@ class ResidualBlock(nn.Module):
         if stride != 1 or width != out:
             self.shortcut = nn.Sequential(conv(width, out, 1, stride, mode), norm(out, mode))
         self.neuron2 = make_neuron()
-        self.halves = {  # no modules of the block, so that its layers have one name each
+        self.halves = {  # not modules of the block, so that each layer has only one name
             "first": nn.Sequential(self.conv1, self.norm1, self.neuron1),
             "second": nn.Sequential(self.conv2, self.norm2),
         }
@@ -120,7 +121,7 @@ def resnet18(mode: str, *, online: bool = False, width: float = 1.0, num_classes
 
 
 def logits(model: nn.Module, x: Tensor, T: int, mode: str) -> Tensor:
-    """Every step's logits, [T, B, classes], from the reset state; the one batch is shown T times."""
+    """The logits of every step, [T, B, classes], from the reset state; one batch is shown T times."""
     from spikingjelly.activation_based import functional
 
     functional.reset_net(model)
@@ -130,18 +131,18 @@ def logits(model: nn.Module, x: Tensor, T: int, mode: str) -> Tensor:
 
 
 def loss_of(steps: Tensor, y: Tensor) -> Tensor:
-    """The mean over the time steps of the cross-entropy of their logits."""
+    """The cross-entropy of each time step's logits, averaged over time steps."""
     return sum(cross_entropy(logits, y) for logits in steps) / len(steps)
 
 
 class Trainer:
-    """One training step by SpikingJelly's means: BPTT in either step mode, or SLTT."""
+    """One training step with SpikingJelly's own tools: BPTT in either step mode, or SLTT."""
 
     def __init__(self, model: nn.Module, optimizer: Callable, mode: str, *, online: bool = False) -> None:
         self.model, self.optimizer, self.mode, self.online = model, optimizer(model.parameters()), mode, online
 
     def step(self, x: Tensor, y: Tensor, T: int) -> Tensor:
-        """Train on one batch; the mean logits."""
+        """Train on one batch; returns the mean logits."""
         from spikingjelly.activation_based import functional
 
         self.model.train()
@@ -173,7 +174,7 @@ class Variant:
     online: bool = False
     """SLTT's gradient instead of BPTT's."""
     optimized: str = ""
-    """With its memory optimiser: what share of the units at level 1, or the number of a higher level."""
+    """With its memory optimiser: the share of the units at level 1, or the number of a higher level."""
 
 
 VARIANTS = {
@@ -200,7 +201,7 @@ def peak_bytes(trainer: Trainer, x: Tensor, y: Tensor, T: int) -> int:
 
 
 def settle(model: nn.Module, x: Tensor, T: int) -> None:
-    """Have batch norm's running statistics be those of this batch, so that the network fires in evaluation mode too."""
+    """Set batch norm's running statistics to those of this batch, so that the network fires in evaluation mode too."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for module in norms:
         module.reset_running_stats()
@@ -217,8 +218,9 @@ def settle(model: nn.Module, x: Tensor, T: int) -> None:
 def difference(
     ours: nn.Sequential, theirs: nn.Sequential, x: Tensor, y: Tensor, T: int, mode: str, *, online: bool = False
 ) -> str:
-    """How SpikingJelly's network differs from ours in logits or gradients, with the weights copied; nothing if it does
-    not. In float64, where a rounding error hardly ever decides whether a neuron fires. `online` is SLTT's gradient."""
+    """How SpikingJelly's network differs from ours in logits or gradients, with the weights copied; empty if it does
+    not. The check is in float64, where rounding hardly ever decides whether a neuron fires. `online` compares SLTT's
+    gradient."""
     settle(ours, x, T)
     theirs.load_state_dict(ours.state_dict())
     for neuron in (module for module in ours.modules() if isinstance(module, FusedLIF)):

@@ -1,10 +1,11 @@
 """Neurons per second of one layer, ours and other libraries'.
 
-FusedLIF, the reference in plain PyTorch, `torch.compile` of it, SpikingJelly, snnTorch, Norse and sinabs. One step and
-sequences of 4 and 16; exact (a sequence from the reset state, gradients through time) and online (the past a constant,
-each step's backward before the next step). "forward" is training's, with all that its backward needs. Whoever differs
-from the reference in spikes or gradients is not timed. `Tensor.copy_` of the bytes that the step must move is timed in
-the same rounds: its time over a layer's is the layer's share of what the memory allows. Sizes are steps × neurons.
+FusedLIF, the reference in plain PyTorch, `torch.compile` of the reference, SpikingJelly, snnTorch, Norse and sinabs.
+One step and sequences of 4 and 16 steps; exact (a sequence from the reset state, with gradients through time) and
+online (the past is a constant, and each step's backward runs before the next step). "forward" is the forward pass of
+training, which keeps all that its backward needs. A layer that differs from the reference in spikes or gradients is not
+timed. `Tensor.copy_` of the bytes that the step must move is timed in the same rounds: its time divided by a layer's is
+the layer's share of what the memory allows. Sizes are steps × neurons.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .traffic import backward_bytes, copy, forward_bytes, name_of
 
 TARGET = 4.0
 TARGET_FROM = 2**22
-"""Neurons and steps from which the target counts; below, calls cost more than the work in them."""
+"""Neurons and steps from which the target counts; below, a call costs more than the work in it."""
 OURS = [name for name, contender in CONTENDERS.items() if contender.ours]
 LIBRARIES = ("spikingjelly", "snntorch", "norse", "sinabs")
 SIZES = {T: tuple(2**k for k in range(12, 27 - T.bit_length() + 1, 2)) for T in (1, 4, 16)}
@@ -38,7 +39,7 @@ DIRECTIONS = ("forward", "forward and backward")
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One comparison: who computes what gradient, over how many steps."""
+    """One comparison: which gradient is computed, over how many steps."""
 
     online: bool
     T: int
@@ -77,7 +78,7 @@ def compare(
 
 
 def admit(session: Session, contender: Contender, setting: Setting, neurons: int) -> Layer | None:
-    """The contender's layer, if it is there and computes what the reference does; else a row says why not."""
+    """The contender's layer, if it is installed and computes what the reference does; otherwise a row says why not."""
     options = {"online": setting.online, "T": setting.T, "dtype": setting.dtype, "device": session.device}
     check = functools.partial(difference, contender, neurons=min(neurons, 2**16), **options)
     session.show(f"checking {contender.name}, {setting}")
@@ -95,7 +96,7 @@ def measure(
     session: Session, setting: Setting, direction: str, neurons: int, layers: dict[str, Layer],
     contenders: dict[str, Contender] = CONTENDERS,
 ) -> None:  # fmt: skip
-    """Time one size and record neurons per second, shares of copy_, and ratios of our rate to each other one's."""
+    """Time one size and record neurons per second, shares of copy_, and the ratio of our rate to each other one."""
     backward = direction == DIRECTIONS[1]
     x, grad = inputs(neurons, setting.T, setting.dtype, session.device)
     moved = forward_bytes(setting.online, setting.dtype) + (backward_bytes(setting.dtype) if backward else 0)
@@ -125,7 +126,7 @@ def shape_of(setting: Setting, neurons: int) -> str:
 
 
 def pairs(names: Iterable[str], contenders: dict[str, Contender]) -> list[tuple[str, str]]:
-    """Each of ours with each of the others."""
+    """Pairs of each of ours with each of the others."""
     names = list(names)
     return [(a, b) for a in names for b in names if contenders[a].ours and not contenders[b].ours]
 
@@ -137,7 +138,7 @@ def case(layer: Layer, setting: Setting, x: Tensor, grad: Tensor, backward: bool
         pairs = [(x_t.clone().requires_grad_(), grad_t) for x_t, grad_t in zip(x, grad, strict=True)]
         layer.reset()
 
-        def step() -> None:  # goes on from the state before, which is a constant
+        def step() -> None:  # continues from the previous state, which is a constant
             for x_t, grad_t in pairs:
                 spikes = layer.step(x_t)
                 if backward:
@@ -146,7 +147,7 @@ def case(layer: Layer, setting: Setting, x: Tensor, grad: Tensor, backward: bool
 
     else:
         forward = layer.sequence
-        if setting.T == 1:  # no library's detour over a sequence of one
+        if setting.T == 1:  # so that no library takes a detour over a sequence of length one
             forward, x, grad = layer.step, x[0].clone(), grad[0]
         x.requires_grad_()
 
@@ -165,7 +166,7 @@ def calls_for(updates: int) -> int:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """Rates, and ratios of ours to each other one's, for each setting and dtype."""
+    """Rates, and ratios of ours to the others, for each setting and dtype."""
     parts = []
     for what, dtype in dict.fromkeys((row.what, row.dtype) for row in rows):
         mine = [row for row in rows if (row.what, row.dtype) == (what, dtype)]

@@ -1,8 +1,8 @@
-"""Kernels launched for a time step on a GPU, counted without one: `python -m bench.launches` prints them as JSON.
+"""Kernels launched per time step on a GPU, counted without one: `python -m bench.launches` prints them as JSON.
 
 Our layers run in Triton's interpreter, where each launch is one call. Plain PyTorch launches a kernel for every
-operator that is no view and makes no empty tensor. SpikingJelly's form for sequences is that on CPU, and on a GPU one
-Triton kernel each way, as its source says.
+operator that neither is a view nor makes an empty tensor. SpikingJelly's form for sequences is plain PyTorch on CPU; on
+a GPU it is one Triton kernel in each direction, as its source says.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def launched(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """The interpreter's launch, counted, and what it does inside not."""
+        """Count the interpreter's launch, but not the operators inside it."""
 
         def launch(*args, **kwargs):
             self.count += 1
@@ -60,7 +60,7 @@ class Counter(TorchDispatchMode):
 
 
 def count(layer: Layer, online: bool, T: int) -> dict[str, float]:
-    """Launches of a step, forward and backward, of a layer that has a state already."""
+    """Launches per step, forward and backward, of a layer that already has a state."""
     from triton.runtime.interpreter import GridExecutor
 
     x, grad = inputs(NEURONS, T)
@@ -95,12 +95,12 @@ def ours(kind: type, online: bool, T: int) -> Layer:
 
 
 def count_all() -> list[dict[str, Any]]:
-    """Launches a step of everyone who is installed."""
+    """Launches per step of every library that is installed."""
     rows = []
     for online, T in ((True, 1), (True, STEPS), (False, 1), (False, STEPS)):
         layers = {kind.__name__: ours(kind, online, T) for kind in (FusedLIF, FusedPLIF, FusedALIF)}
         for name, contender in CONTENDERS.items():
-            # Of the others only exact sequences are compared.
+            # For the others only exact sequences are compared.
             if not contender.ours and name != "torch.compile" and not contender.missing and not (online and T > 1):
                 layers[name] = contender.build(online, T)
         for name, layer in layers.items():

@@ -1,4 +1,4 @@
-"""Orders of memory: every contender runs in the one it is fastest in, which its row says."""
+"""Memory layouts: every contender runs in the one in which it is fastest, and its row says which."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 def fastest(
     session: Session, build: Callable[[Tensor, torch.memory_format], Any], x: Tensor, y: Tensor, T: int
 ) -> tuple[str, Any]:
-    """The layout in which what `build` makes for a batch is faster, by the median of a few interleaved steps
-    `step(x, y, T)`, and what it made."""
+    """The layout in which the object that `build` makes is faster, by the median of a few interleaved steps `step(x, y,
+    T)`, and that object."""
     steppers, cases = {}, {}
     for name, layout in LAYOUTS.items():
         batch = x.to(memory_format=layout)

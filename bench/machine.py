@@ -1,4 +1,4 @@
-"""The machine, the versions, the commit and the time, for every row to carry."""
+"""The machine, the versions, the commit and the time, which every row carries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONDITIONS = ("mode", "device", "cpu", "threads", "others", *PACKAGES, "commit",
 
 
 def conditions(device: str, mode: str) -> dict[str, str]:
-    """What holds for every row of a run that begins now; how busy others are is known at its end."""
+    """What is the same for every row of a run that begins now; how busy other processes were is known at its end."""
     packages = versions() | {package: version(package) for package in MORE_PACKAGES}
     return {
         "mode": mode,

@@ -11,13 +11,13 @@ PUBLISHED = "*published*"
 
 
 def table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table; a bar in a cell would end it and is escaped."""
+    """A table; a bar in a cell would end the cell, so it is escaped."""
     written = [headings, ["---"] * len(headings), *lines]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in written)
 
 
 def pivot(rows: Sequence[Row], line: Text, column: Text, cell: Text, corner: str = "") -> str:
-    """A table with a line and a column for each value they take, in order of appearance; nothing for no rows.
+    """A table with a line and a column for each of their values, in order of appearance; empty if there are no rows.
 
     Where rows have published ones beside them, a line with those follows.
     """
@@ -33,7 +33,7 @@ def pivot(rows: Sequence[Row], line: Text, column: Text, cell: Text, corner: str
 
 
 def filled(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table without the columns that all lines leave empty; nothing for no lines."""
+    """A table without the columns that are empty in all lines; empty if there are no lines."""
     lines = list(lines)
     kept = [place for place in range(len(headings)) if any(line[place] for line in lines)]
     return (
@@ -42,7 +42,7 @@ def filled(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def listing(rows: Sequence[Row]) -> str:
-    """One line for each row; nothing for no rows."""
+    """One line for each row; empty if there are no rows."""
     headings = ("what", "who", "against", "size", "dtype", "found", "published", "target", "note")
     lines = []
     for row in rows:
@@ -53,7 +53,7 @@ def listing(rows: Sequence[Row]) -> str:
 
 
 def under(text: str, written: str) -> list[str]:
-    """A table with words above it, or nothing at all where there is no table."""
+    """A table with text above it, or nothing if there is no table."""
     return [text, written] if written else []
 
 
@@ -65,7 +65,7 @@ def figure(row: Row) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits that count, and no exponent."""
+    """Three significant digits, without an exponent."""
     if value == 0 or abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.1e}"

@@ -1,7 +1,7 @@
 """SpikingJelly's memory optimiser at each of its levels, for the network of `bench.jelly`.
 
-Its levels 2 to 4 search by measuring on CUDA, and its first looks at numbers, of which fake tensors have none. So what
-it makes is made here with its own `checkpoint_module` and by its own rules, measured with our tracker:
+Its levels 2 to 4 search by measuring on CUDA, and its first level looks at values, which fake tensors do not have. So
+its result is reproduced here with its own `checkpoint_module` and by its own rules, measured with our tracker:
 
 - level 1 wraps whole units, half of them ("speed"), three quarters ("balanced") or all ("memory"), those with the
   largest input first: they run again in backward, and their input is kept as bits where it is spikes;
@@ -30,7 +30,7 @@ UNITS = 9
 """Of ResNet-18: a convolution and eight blocks."""
 
 Wrapped = tuple[frozenset[str], ...]
-"""What is wrapped of each unit: nothing, "whole", or the halves of a block, "first" and "second"."""
+"""Which parts of each unit are wrapped: none, "whole", or the halves of a block, "first" and "second"."""
 
 NOTHING, WHOLE, HALVES = frozenset(), frozenset({"whole"}), frozenset({"first", "second"})
 
@@ -53,11 +53,11 @@ def input_sizes(width: float) -> list[int]:
 
 
 def searched(level: int, peak: Callable[[Wrapped], int]) -> Wrapped:
-    """Level 2, or 4, which goes on from there; `peak` measures a training step."""
+    """Level 2, or level 4, which continues from there; `peak` measures a training step."""
     found = level_1()
     lowest = peak(found)
     blocks = list(range(1, UNITS))
-    while blocks:  # a block that did not help may once another is split
+    while blocks:  # a block that did not help may help once another is split
         for unit in blocks:
             trial = (*found[:unit], HALVES, *found[unit + 1 :])
             if (size := peak(trial)) < lowest:
@@ -78,7 +78,7 @@ def searched(level: int, peak: Callable[[Wrapped], int]) -> Wrapped:
 
 @functools.cache
 def found_by_level(level: int, width: float, batch: int, T: int) -> Wrapped:
-    """What a level's search finds for this network and batch, on fake tensors."""
+    """The result of a level's search for this network and batch, on fake tensors."""
 
     def peak(wrapped: Wrapped) -> int:
         with faking():
@@ -90,7 +90,7 @@ def found_by_level(level: int, width: float, batch: int, T: int) -> Wrapped:
 
 
 def apply(model: nn.Sequential, wrapped: Wrapped) -> nn.Sequential:
-    """The network with these parts run again in backward."""
+    """The network with these parts recomputed in backward."""
     for unit, parts in enumerate(wrapped):
         if parts == WHOLE:
             model[unit] = run_again(model[unit], of_spikes=unit > 0)
@@ -100,7 +100,7 @@ def apply(model: nn.Sequential, wrapped: Wrapped) -> nn.Sequential:
 
 
 def run_again(module: nn.Module, *, of_spikes: bool) -> nn.Module:
-    """The module, made to run again in backward from its input."""
+    """The module, wrapped so that it is recomputed in backward from its input."""
     from spikingjelly.activation_based import memopt
 
     return memopt.checkpoint_module(module, compressor=memopt.BitSpikeCompressor() if of_spikes else None)
@@ -110,7 +110,7 @@ def trainer(
     variant: jelly.Variant, width: float, batch: int, T: int,
     prepare: Callable[[nn.Sequential], nn.Sequential] = lambda model: model,
 ) -> jelly.Trainer:  # fmt: skip
-    """Someone who trains ResNet-18 in one of SpikingJelly's ways; `prepare` may change the model before it is
+    """An object that trains ResNet-18 in one of SpikingJelly's ways; `prepare` may change the model before it is
     wrapped."""
     model = prepare(jelly.resnet18(variant.mode, online=variant.online, width=width))
     if variant.optimized in SHARES:

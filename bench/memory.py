@@ -1,9 +1,9 @@
 """Peak bytes of a training step: planned, in the paper, over the number of time steps, and on real tensors.
 
-The planner's figures for the paper's networks beside the paper's; the peak over the number of time steps, ours and
-SpikingJelly's, for ResNet-18 at batch 512 on fake tensors; and a small network on real tensors, where the same code is
-measured. "plain" keeps what the paper's form keeps, "lean" less, for the same gradients. What an operator takes and
-gives back inside itself is counted for no one. GB are 1e9 bytes.
+The planner's figures for the paper's networks beside the paper's own; the peak over the number of time steps, ours and
+SpikingJelly's, for ResNet-18 at batch 512 on fake tensors; and a small network on real tensors, measured by the same
+code. "plain" keeps what the paper's form keeps, and "lean" keeps less, for the same gradients. What an operator
+allocates and frees inside itself is not counted for anyone. GB are 1e9 bytes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ RECOMPUTING = "resnet18, pieces run again in backward"
 STEPS, QUICK_STEPS = (1, 2, 4, 8, 16, 32), (1, 2, 4)
 SHOWN = ("bptt", "sltt", "ell", "stdl")
 QUICK_SHOWN = ("bptt", "stdl", "SpikingJelly BPTT", "SpikingJelly memopt, level 1, memory")
-"""Over time steps with --quick."""
+"""SpikingJelly's variants over time steps with --quick."""
 PEERS = tuple(name for name, variant in jelly.VARIANTS.items() if variant.optimized in ("", "memory"))
-"""Over time steps, and on real tensors."""
+"""SpikingJelly's variants over time steps, and on real tensors."""
 LEVELS = tuple(name for name, variant in jelly.VARIANTS.items() if variant.optimized)
 FORMS = {"paper": "plain", "lean": "lean"}
 BATCH, SMALL_BATCH, SMALL_WIDTH = 512, 8, 0.25
@@ -107,7 +107,7 @@ def fake_peak(who: str, T: int, batch: int = BATCH, width: float = 1.0) -> int:
 
 
 def recomputing(session: Session, T: int = 4) -> None:
-    """BPTT that runs pieces again, with exact gradients: ours, and SpikingJelly's memory optimiser at each of its
+    """BPTT that recomputes pieces, with exact gradients: ours, and SpikingJelly's memory optimiser at each of its
     levels."""
     fields = {"shape": f"{BATCH}×3×32×32, T={T}", "dtype": "float32"}
     with torch.device("meta"):
@@ -117,7 +117,7 @@ def recomputing(session: Session, T: int = 4) -> None:
         session.show(f"planning {who}")
         peak = predict(RULES["bptt"], model, SGD, (BATCH, 3, 32, 32), T, recompute=recompute, steps=T).peak_bytes
         session.record(RECOMPUTING, "GB", peak / GB, who=who, **fields)
-    for who in (who for who in LEVELS if "level 1" in who or not session.quick):  # higher ones search for minutes
+    for who in (who for who in LEVELS if "level 1" in who or not session.quick):  # higher levels search for minutes
         if absent := missing("spikingjelly"):
             session.refuse(RECOMPUTING, "GB", absent, who=who, **fields)
             continue

@@ -18,7 +18,7 @@ RULE_NAMES = ("bptt", "sltt", "decolle", "ell", "stdl")
 
 @dataclass(frozen=True)
 class Published:
-    """One measurement of the paper's."""
+    """One measurement in the paper."""
 
     recipe: str
     rule: str
@@ -26,11 +26,11 @@ class Published:
     batch_size: int
     steps: int
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Other settings than the recipe's."""
+    """Settings that differ from the recipe's."""
 
     @property
     def label(self) -> str:
-        """The rule, and what was changed."""
+        """The rule and the changed settings."""
         return ", ".join([self.rule.upper(), *(f"{NAMES[name]}{value}" for name, value in self.changes.items())])
 
 

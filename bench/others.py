@@ -1,4 +1,4 @@
-"""How busy other processes kept the machine during a measurement, for every row to say."""
+"""How busy other processes kept the machine during a measurement, which every row says."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ STAT = Path("/proc/stat")
 
 
 class Others:
-    """Processor time that was not ours, from its creation on."""
+    """Processor time of other processes, counted from its creation."""
 
     def __init__(self) -> None:
         self.start = _now()
 
     def cores(self) -> float | None:
-        """Cores that others kept busy, on average; None where the system does not say."""
+        """The number of cores that others kept busy, on average; None where the system does not say."""
         if self.start is None:
             return None
         wall, machine, ours = (now - then for now, then in zip(_now(), self.start, strict=True))

@@ -1,10 +1,10 @@
 """Two processes on two cores against one: subnetworks as stages, and shared batches.
 
 ResNet-18 at a quarter of its width, 32×32 images, T=4, SGD with momentum, STDL with the paper's three subnetworks. Two
-stages, and two ranks that share each batch, run with one thread each, against one process with one thread and with two.
-Every round each of them trains on as many batches, one after the other; the clock of a pipeline starts when its last
-stage has finished the first batch of the round, so that filling it does not count. "slow link" is the same two stages
-over a link that sleeps for every byte.
+stages, and two ranks that share each batch, run with one thread each and are compared with one process with one thread
+and with two. In every round each of them, one after the other, trains on the same number of batches. The clock of a
+pipeline starts when its last stage has finished the first batch of the round, so that filling it does not count. "slow
+link" is the same two stages over a link that sleeps for every byte.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SLOW = 4e6
 
 @dataclass(frozen=True)
 class Setup:
-    """So many processes, with so many threads each."""
+    """This many processes, with this many threads each."""
 
     processes: int = 1
     stages: int = 1
@@ -104,7 +104,7 @@ def processes(setup: Setup):
 
 
 def one_round(ends: list[Connection], batches: int) -> dict[str, Any]:
-    """What the processes of a setup say of so many batches."""
+    """What the processes of a setup report for this many batches."""
     for end in ends:
         end.send(batches)
     try:
@@ -132,11 +132,11 @@ def _rank(end: Connection, setup: Setup, rank: int, folder: str) -> None:
         end.send(_train(rule, x, y, batches))
     rule.close()
     ranks.close()
-    os._exit(0)  # at once: there is nothing left to tidy up, and threads of torch.distributed may take their time
+    os._exit(0)  # at once: there is nothing left to clean up, and threads of torch.distributed may take long to end
 
 
 def _train(rule: ParallelRule, x: Tensor, y: Tensor, batches: int) -> dict[str, Any]:
-    """Train on one batch and on so many more, of which the time is taken."""
+    """Train on one batch, and on this many more, which are timed."""
     ranks, traffic = rule.ranks, rule.traffic
     batch = (x, y) if ranks.is_first else (None, None)
     rule.step(*batch, T)
@@ -155,7 +155,7 @@ def _train(rule: ParallelRule, x: Tensor, y: Tensor, batches: int) -> dict[str, 
 
 
 class Throttled:
-    """A link of so many bytes per second."""
+    """A link of this many bytes per second."""
 
     def __init__(self, transport: Any, bandwidth: float) -> None:
         self.transport, self.bandwidth = transport, bandwidth

@@ -3,7 +3,7 @@
     m[t] = 0.1 · u[t-1] + x[t]      s[t] = [m[t] >= 1]      u[t] = m[t] - s[t]      ds/dm = max(0, 1 - |m - 1|)
 
 Where the definitions differ, and what is done about it:
-- SpikingJelly takes the membrane's leak off (v - v/tau + x), we multiply by what is left (decay·v + x, decay = 1 -
+- SpikingJelly subtracts the membrane's leak (v - v/tau + x), we multiply by what is left (decay·v + x, decay = 1 -
   1/tau). The rounding differs, so a neuron within a few ulp of the threshold may fire in one and not in the other.
 - snnTorch resets one step late by default; `reset_delay=False` is our equation as long as m stays below twice the
   threshold, which `inputs` sees to. Its own triangle is not one (its gradient is plus or minus the threshold), so it
@@ -12,7 +12,7 @@ Where the definitions differ, and what is done about it:
   the membrane to the input, v + 0.9·(x - v): with x / 0.9 for x that is our equation. It fires when m > threshold,
   which differs only where m is the threshold exactly.
 - sinabs gives its decay as a time constant, whose exponential rounds to 0.1 within an ulp or two. It counts several
-  spikes a step by default, and scales the input; both can be switched off.
+  spikes per step by default, and scales the input; both can be switched off.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SURROGATE = Triangle(1.0)
 
 @dataclass
 class Layer:
-    """A neuron layer of some library, and what its input has to be multiplied by to mean what ours does."""
+    """A neuron layer of some library, and the factor on its input that makes it equal to ours."""
 
     step: Callable[[Tensor], Tensor]
     """One time step: current in, spikes out."""
@@ -44,13 +44,13 @@ class Layer:
     reset: Callable[[], object]
     """Start a new sequence."""
     detach: Callable[[], object]
-    """Forget how the state came about."""
+    """Detach the state from its history."""
     factor: float = 1.0
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Someone who steps neurons. `build(online, T)` makes the layer for sequences of T steps."""
+    """A contender. `build(online, T)` makes its layer for sequences of T steps."""
 
     name: str
     build: Callable[[bool, int], Layer]
@@ -60,7 +60,7 @@ class Contender:
 
     @property
     def missing(self) -> str:
-        """Why it cannot take part here; nothing if it can."""
+        """Why it cannot take part here; empty if it can."""
         return missing(self.package)
 
     def attempt(self, online: bool, T: int, difference: Callable[[Layer], str]) -> tuple[Layer | None, str]:
@@ -70,7 +70,7 @@ class Contender:
         try:
             layer = self.build(online, T)
             reason = difference(layer)
-        except Exception as error:  # whatever another version of a library raises
+        except Exception as error:  # other versions of a library may raise anything
             reason = f"fails: {next(iter(str(error).splitlines()), type(error).__name__)}"
         return (None, reason) if reason else (layer, "")
 
@@ -81,9 +81,9 @@ def step_by_step(step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
 
 
 def fused(online: bool, T: int) -> Layer:
-    """FusedLIF: one kernel a step, or one for all steps where gradients are exact."""
+    """FusedLIF: one kernel per step, or one for all steps where gradients are exact."""
     lif = FusedLIF(DECAY, THRESHOLD, "soft", SURROGATE, online=online, step_mode="m" if T > 1 and not online else "s")
-    detach = _nothing if online else lif.detach_state  # online, the state has no history to forget
+    detach = _nothing if online else lif.detach_state  # online, the state has no history to detach
     return Layer(lif, lif if lif.step_mode == "m" else step_by_step(lif), lif.reset, detach)
 
 
@@ -129,13 +129,13 @@ def plain(online: bool, T: int) -> Layer:
 
 
 def compiled(online: bool, T: int) -> Layer:
-    torch._dynamo.reset()  # or graphs for another T would have it compile one for every T
+    torch._dynamo.reset()  # otherwise graphs for another T would make it compile one for every T
     layer = Plain(torch.compile)
     return Layer(layer.step, layer.sequence, layer.reset, layer.detach)
 
 
 def spikingjelly(online: bool, T: int) -> Layer:
-    """LIFNode, by its own form for sequences where there are several steps; its device decides the implementation."""
+    """LIFNode, in its own form for sequences if there are several steps; the device decides the implementation."""
     from spikingjelly.activation_based import neuron, surrogate
 
     many = T > 1 and not online
@@ -223,7 +223,7 @@ def sinabs(online: bool, T: int) -> Layer:
     def sequence(x: Tensor) -> Tensor:
         if lif.v_mem.device != x.device:
             lif.to(x.device)
-        return lif(x.unsqueeze(0)).squeeze(0)  # [batch, time, ...] with all of ours in a batch of one
+        return lif(x.unsqueeze(0)).squeeze(0)  # [batch, time, ...], with all neurons in a batch of one
 
     def detach() -> None:
         lif.v_mem = lif.v_mem.detach()

@@ -20,7 +20,7 @@ RULES = {
     "stdl": ("STDL", "online, in subnetworks"),
     "ell": ("ELL", "online, every unit alone"),
 }
-"""Each rule's name and what its gradient is."""
+"""Each rule's name and a description of its gradient."""
 COLORS = {"paper": "#9aa5b1", "lean": "#1f6feb"}
 MEANINGS = {"paper": "plain PyTorch form", "lean": "stdl-engine (lean memory), same gradients"}
 

@@ -1,4 +1,4 @@
-"""Results as pictures, as wide as a page of documentation, every line told apart and named where it ends."""
+"""Results as pictures, as wide as a page of documentation; every line is distinct and is labelled where it ends."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .results import Row
 from .timing import Spread
 
 WIDTH, DPI = 9.5, 130
-"""Inches, at which letters are as large as those of a page around it, and dots per inch."""
+"""Inches, at which letters are as large as those of the surrounding page, and dots per inch."""
 FONT = 8.5
 CHARACTER = 0.54 * FONT / 72
-"""Inches of a letter, about."""
+"""The approximate width of a letter, in inches."""
 LINE = 1.35 * FONT / 72
 """Inches from one label to the next."""
 COLORS = (
@@ -34,7 +34,7 @@ OURS, THEIRS = COLORS[0], "#9aa5b1"
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel: where its points are, and their spread."""
+    """One line of a panel: its points and their spread."""
 
     name: str
     x: Sequence[float]
@@ -43,16 +43,16 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """What the axes of all panels say."""
+    """The axis labels of all panels."""
 
     x: str
     y: str
     powers: bool = False
-    """Whether what is on the x axis is written as powers of two."""
+    """Whether the x axis is labelled in powers of two."""
 
 
 def lines_of(rows: Sequence[Row], x: Callable[[Row], float]) -> list[Line]:
-    """A line for each who."""
+    """One line for each contender."""
     found = []
     for who in dict.fromkeys(row.who for row in rows):
         mine = [row for row in rows if row.who == who]
@@ -78,7 +78,7 @@ def lines(panels: Mapping[str, Sequence[Line]], labels: Labels, order: Sequence[
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         sizes = sorted({x for line in drawn for x in line.x})
-        if len(sizes) == 1:  # its points at the right, where their names are
+        if len(sizes) == 1:  # its points at the right, where the labels are
             panel.set_xlim(sizes[0] / 4, sizes[0] * 1.1)
         panel.xaxis.set_major_locator(FixedLocator(sizes))
         panel.xaxis.set_minor_locator(NullLocator())
@@ -105,7 +105,7 @@ def style(place: int) -> dict[str, object]:
 
 
 def _name_at_the_end(panel: Axes, lines: Sequence[Line], names: Sequence[str]) -> None:
-    """Labels right of the panel, as near to the lines' ends as they can be without touching each other."""
+    """Labels to the right of the panel, as near to the lines' ends as possible without touching each other."""
     to_panel = panel.transData + panel.transAxes.inverted()
     ends = [to_panel.transform((line.x[-1], line.y[-1].p50)) for line in lines]
     heights = apart([end[1] for end in ends], LINE / (panel.get_position().height * panel.figure.get_figheight()))
@@ -118,7 +118,7 @@ def _name_at_the_end(panel: Axes, lines: Sequence[Line], names: Sequence[str]) -
 
 
 def apart(wanted: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0) -> list[float]:
-    """The places nearest to those wanted, by least squares, that are in the same order and at least `gap` apart, and
+    """The places nearest to the wanted ones, by least squares, that are in the same order, at least `gap` apart, and
     between `low` and `high` if there is room."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     blocks: list[list[float]] = []  # labels that touch: the mean place of the lowest one, and how many there are
@@ -136,7 +136,7 @@ def apart(wanted: Sequence[float], gap: float, low: float = 0.0, high: float = 1
 
 
 def bars_of(rows: Sequence[Row]) -> dict[str, Spread]:
-    """A bar for each who."""
+    """One bar for each contender."""
     return {row.who: row.spread for row in rows}
 
 
@@ -167,8 +167,8 @@ def bars(panels: Mapping[tuple[str, str], Mapping[str, Spread]], marked: Collect
 def _grid(
     count: int, columns: int, *, left: float, right: float, height: float, shared_left: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Panels of a fixed size in inches, with room left and right of each for what is written there; with `shared_left`
-    only left of the first in a line."""
+    """Panels of a fixed size in inches, with room for labels to the left and right of each; with `shared_left` on the
+    left only for the first in a line."""
     rows = -(-count // columns)
     above, below = 0.35, 0.5
     figure = Figure(figsize=(WIDTH, rows * (above + height + below)), facecolor="white")

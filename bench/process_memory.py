@@ -1,10 +1,10 @@
-"""The growth of a process against the peak of its live tensors, with glibc's malloc as it is and kept tight.
+"""The growth of a process relative to the peak of its live tensors, with glibc's malloc as it is and kept tight.
 
 python -m bench.process_memory           prints the table of docs/memory.md
 
-Every figure is of a process of its own, in which the kernels have run before on a small network; the settings take
-turns. Growth is the peak of the process (VmHWM) less what it held before the network was built, over the planner's peak
-of a training step. Time is that of the CPU, user and system, of a step in the middle of some.
+Every figure comes from its own process, in which the kernels have first run on a small network; the settings take
+turns. Growth is the peak of the process (VmHWM) minus what it held before the network was built, divided by the
+planner's peak of a training step. Time is the CPU time, user and system, of a step in the middle of several.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
         print(json.dumps(measured(rule, float(width), int(batch), how == "tight")))
         return
     print(f"ResNet-18, T={T}, channels_last, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print("| rule | width | batch | planned MB | growth / planned | tight | CPU time of a step, tight / as it is |")
+    print("| rule | width | batch | planned MB | growth / planned | tight | CPU time per step, tight / default |")
     print("|---|---|---|---|---|---|---|")
     for rule in RULES:
         for width, batch in SIZES:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def line(rule: str, width: float, batch: int, rounds: int) -> str:
-    """One row of the table: medians over the rounds, the ratio of times by round with its smallest and largest."""
+    """One row of the table: medians over the rounds, and the per-round ratio of times with its smallest and largest."""
     plain, tight = [], []
     for _ in range(rounds):
         plain.append(in_a_process(rule, width, batch, "plain"))
@@ -89,7 +89,7 @@ def measured(name: str, width: float, batch: int, tight: bool) -> dict[str, floa
 
 
 def prepare(name: str) -> None:
-    """Have every kernel compiled and every library loaded."""
+    """Compile every kernel and load every library."""
     rule, options = RULES[name]
     x, y = batch_of(4)
     x = x.contiguous(memory_format=torch.channels_last)

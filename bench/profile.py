@@ -13,7 +13,7 @@ WHAT = "STDL, lean, a step's time by operator"
 
 
 def keep(session: Session, stepper: object, x: Tensor, y: Tensor, T: int, shape: str) -> None:
-    """Profile one step after a warm one; the whole table goes to a file, the longest operators to rows."""
+    """Profile one step after a warm-up step; the whole table goes to a file, the longest operators to rows."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if session.device == "cuda" else [])]
     stepper.step(x, y, T)
     with torch.profiler.profile(activities=activities) as found:
@@ -26,7 +26,9 @@ def keep(session: Session, stepper: object, x: Tensor, y: Tensor, T: int, shape:
     session.keep(name, averages.table(sort_by=order, row_limit=40) + "\n")
     session.note(f"STDL, lean is behind at {shape}: its profile is in {session.benchmark}_{name}.")
     if not total:
-        session.note("It has no times of the GPU: PyTorch's profiler needs CUPTI or ROCTracer, and leave to use it.")
+        session.note(
+            "It has no times of the GPU: PyTorch's profiler needs CUPTI or ROCTracer, and the right to use it."
+        )
         return
     longest = sorted(averages, key=lambda event: getattr(event, order), reverse=True)
     for event in longest[:SHOWN]:

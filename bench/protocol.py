@@ -1,9 +1,9 @@
 """Milliseconds of a linear layer with LIF neurons, 500 time steps, batch 16, forward and backward.
 
 This is Open Neuromorphic's protocol. Its published form times libraries whose neurons compute different things. Here
-all have the same weights, the same input spikes and the same equation; spikes and the gradient of the weights are
-compared with the reference's first, and a GPU is waited for. The linear layer runs once for all time steps, for
-everyone.
+all have the same weights, the same input spikes and the same equation; spikes and the gradient of the weights are first
+compared with the reference's, and the clock waits for a GPU to finish. For everyone the linear layer runs once for all
+time steps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .timing import Case, ratios
 STEPS, BATCH = 500, 16
 SIZES, QUICK_SIZES = (256, 512, 1024), (256,)
 FLIPS, ERROR = 1e-4, 1e-2
-"""What rounding may change: the share of spikes, and the weights' gradient relative to its norm. A flip changes the
-spikes of one neuron for a step or two."""
+"""How much rounding may change: a share of the spikes, and the weights' gradient relative to its norm. A flip changes
+the spikes of one neuron for a step or two."""
 
 
 def run(session: Session) -> None:
@@ -66,14 +66,14 @@ def tables(rows: Sequence[Row]) -> list[str]:
 
 
 class Problem:
-    """Input spikes, weights and the gradient that comes back, the same for all."""
+    """Input spikes, weights and the upstream gradient, the same for all."""
 
     def __init__(self, width: int, steps: int = STEPS, device: str = "cpu") -> None:
         generator = torch.Generator().manual_seed(0)
         rate = 0.1
         self.x = (torch.rand(steps, BATCH, width, generator=generator) < rate).float().to(device)
-        # Currents of mean 0.4 and deviation 0.25: a hundredth or two reach the threshold, none twice that, where one of
-        # the libraries would reset twice.
+        # Currents of mean 0.4 and deviation 0.25: one or two in a hundred reach the threshold, and none reach twice the
+        # threshold, where one of the libraries would reset twice.
         weight = torch.randn(width, width, generator=generator) * 0.25 / (rate * width) ** 0.5 + 0.4 / (rate * width)
         self.weight = weight.to(device).requires_grad_()
         self.grad = torch.randn(steps, BATCH, width, generator=generator).to(device)
@@ -88,7 +88,7 @@ class Problem:
         return spikes.detach(), grad
 
     def difference(self, layer: Layer) -> str:
-        """How a layer differs from the reference; nothing where rounding explains it."""
+        """How a layer differs from the reference; empty if rounding explains it."""
         if self.expected is None:
             self.expected = self.solve(plain(False, len(self.x)))
         spikes, grad = self.solve(layer)

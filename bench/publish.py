@@ -1,4 +1,4 @@
-"""`python -m bench publish`: a reader's rows into the tracked results, and docs/benchmarks.md from all of these."""
+"""`python -m bench publish`: adds a user's rows to the tracked results, and writes docs/benchmarks.md from all rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def publish(folder: Path, names: Iterable[str] = (), *, force: bool = False) -> 
     """Add the last full run of each benchmark in a folder, or the last quick one where there is no other, to the
     published rows, and write plots and page again. Returns a sentence for each benchmark that was added.
 
-    Without names it is every benchmark that has a run there; none at all only writes plots and page again. A quick run
-    is not put over a full one unless forced, and then nothing is published.
+    Without names it is every benchmark that has a run there; if none has, only plots and page are written again. If a
+    quick run would replace a full one, nothing is published unless forced.
     """
     published = {name: runs(places.PUBLISHED / f"{name}.csv") for name in registry.BENCHMARKS}
     new: dict[str, Run] = {}
@@ -36,10 +36,10 @@ def publish(folder: Path, names: Iterable[str] = (), *, force: bool = False) -> 
     for name, run in new.items():
         published[name].append(run)
     page = report.published_page({name: found for name, found in published.items() if found})
-    files = report.files_of(page)  # if that fails, nothing has been written
+    files = report.files_of(page)  # if this fails, nothing has been written
     for name, run in new.items():
         append(places.PUBLISHED / f"{name}.csv", run.rows)
-        for file in folder.glob(f"{name}_*.txt"):  # what the benchmark kept beside its rows
+        for file in folder.glob(f"{name}_*.txt"):  # other files that the benchmark kept beside its rows
             write_atomically(places.PUBLISHED / file.name, file.read_bytes())
     for path, content in files.items():
         write_atomically(path, content)

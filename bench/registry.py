@@ -2,7 +2,7 @@
 
 - a docstring: its first line says what is measured and is the heading on the page, the rest says how;
 - `run(session)`, which measures;
-- `tables(rows)`, if the page should show something else than a list of the rows: parts of Markdown;
+- `tables(rows)`, if the page should show something other than a list of the rows: parts of Markdown;
 - `plot(rows)`, if there is a picture: a PNG, or None where the rows have nothing to draw;
 - `DEVICE = "cpu"`, if it uses no GPU even where there is one.
 """
@@ -45,7 +45,7 @@ def load(name: str) -> ModuleType:
 
 
 def title(name: str) -> str:
-    """What it measures: the first line of its docstring."""
+    """What a benchmark measures: the first line of its docstring."""
     return inspect.getdoc(load(name)).splitlines()[0].removesuffix(".")
 
 
@@ -67,5 +67,5 @@ def plot(name: str, rows: Sequence[Row]) -> bytes | None:
 
 
 def device(name: str) -> str | None:
-    """Where it runs, if that is not for the machine to say."""
+    """Where it runs, if the machine does not decide that."""
     return getattr(load(name), "DEVICE", None)

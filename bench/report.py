@@ -1,5 +1,5 @@
-"""The page that shows results: for whoever ran the benchmarks, their figures first and the published ones beside them;
-or the published ones alone, docs/benchmarks.md."""
+"""The page that shows results: a user's own figures first, with the published ones beside them; or only the published
+ones, docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ PUBLISHED_OPENING = """\
 # Benchmarks
 
 Written by `python -m bench publish` from the rows in `bench/results`; do not edit. `make bench` measures on your
-machine and writes such a page with your figures first. [bench/README.md](../bench/README.md) says how time is taken."""
+machine and writes such a page with your figures first. [bench/README.md](../bench/README.md) says how time is
+measured."""
 RATIOS = """\
-Ratios are ours over theirs, medians of the ratios within a round, the 20th to 80th percentile in brackets: above 1 we
-are ahead, below 1 behind."""
+Ratios are ours over theirs: medians of the ratios within a round, with the 20th to 80th percentile in brackets. Above 1
+we are ahead, below 1 behind."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class Page:
     shown: Mapping[str, Run]
     """The run of each benchmark."""
     published: Mapping[str, list[Run]]
-    """The published runs that may stand beside it, oldest first."""
+    """The published runs to show beside it, oldest first."""
     expected: Collection[str] = registry.MAIN
-    """Benchmarks that are named where they have no run."""
+    """Benchmarks to list as missing if they have no run."""
 
 
 def readers_page(folder: Path) -> Page:
@@ -58,7 +59,7 @@ def published_page(published: Mapping[str, list[Run]]) -> Page:
 
 
 def files_of(page: Page) -> dict[Path, bytes | str]:
-    """The page and its plots, by where they belong; nothing is written yet."""
+    """The page and its plots, by their paths; nothing is written yet."""
     plots = draw(page.shown)
     return {page.plots / f"{name}.png": plot for name, plot in plots.items()} | {page.path: document(page, plots)}
 
@@ -88,8 +89,8 @@ def document(page: Page, plots: Collection[str]) -> str:
 
 
 def beside_of(run: Run, published: list[Run]) -> Run | None:
-    """The published run to stand beside one: the last that is as quick or as full, so that sizes are the same, or else
-    the last."""
+    """The published run to show beside a run: the last one of the same mode, quick or full, so that sizes are the same;
+    otherwise the last one."""
     others = [one for one in published if one.conditions != run.conditions]
     alike = [one for one in others if one.quick == run.quick]
     return (alike or others or [None])[-1]

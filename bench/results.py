@@ -20,7 +20,7 @@ FIGURE = (
 COLUMNS = (*FIGURE, *CONDITIONS)
 TEXTS = ("benchmark", "what", "who", "against", "shape", "dtype", "unit", "target", "note")
 NO_RIVALS = ("published", "planned / measured", "paper", "by hand")
-"""What a ratio may be against without there being a winner."""
+"""Things that a ratio may refer to without being a competition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,24 +33,24 @@ class Row:
     who: str = ""
     """Who did it: a layer, a rule, a kernel."""
     against: str = ""
-    """Whom a ratio is against; nothing for other figures."""
+    """What a ratio is relative to; empty for other figures."""
     shape: str = ""
     dtype: str = ""
     unit: str
     spread: Spread | None
-    """None where there is no figure; the note then says why."""
+    """None if there is no figure; the note then says why."""
     rounds: int = 1
     target: str = ""
-    """Such as ">= 0.7" or "<= 3"; nothing where there is none."""
+    """Such as ">= 0.7" or "<= 3"; empty if there is none."""
     note: str = ""
     conditions: Mapping[str, str] = field(default_factory=dict)
-    """Of the run, see machine.py."""
+    """The conditions of the run, see machine.py."""
     published: Row | None = None
     """The published row of the same thing, where a page shows both."""
 
     @property
     def same_thing(self) -> tuple[str, ...]:
-        """Equal for two rows that measure the same, whenever and wherever."""
+        """Equal for two rows that measure the same thing, whenever and wherever."""
         return self.benchmark, self.what, self.who, self.against, self.shape, self.dtype, self.unit
 
     @property
@@ -60,19 +60,19 @@ class Row:
 
     @property
     def reached(self) -> bool:
-        """Whether the median is on the right side of the target; no figure reaches none."""
+        """Whether the median meets the target; a row without a figure does not."""
         if self.spread is None:
             return False
         return self.spread.p50 >= self.bound if self.target.startswith(">=") else self.spread.p50 <= self.bound
 
     @property
     def has_rival(self) -> bool:
-        """Whether this is a ratio of us to someone else, larger being better."""
+        """Whether this is a ratio of us to someone else, where larger is better."""
         ratio = self.spread is not None and self.unit in ("x", "x less") and bool(self.against)
         return ratio and not self.against.endswith(NO_RIVALS) and not self.target.startswith("<=")
 
     def as_dict(self) -> dict[str, str]:
-        """The row as the CSV file has it."""
+        """The row in the form of the CSV file."""
         p20 = p50 = p80 = ""
         if self.spread is not None:
             p20, p50, p80 = (f"{value:.6g}" for value in (self.spread.p20, self.spread.p50, self.spread.p80))
@@ -81,7 +81,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, str]) -> Row:
-        """The row that the CSV file has; a column that came later is empty in an older file."""
+        """The row from the CSV file; a column that was added later is empty in an older file."""
         spread = Spread(*(float(row[name]) for name in ("p20", "p50", "p80"))) if row["value"] else None
         conditions = {name: row.get(name, "") for name in CONDITIONS}
         texts = {name: row.get(name, "") for name in TEXTS}
@@ -90,7 +90,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """The rows that one run of one benchmark left behind."""
+    """The rows of one run of one benchmark."""
 
     rows: Sequence[Row]
 
@@ -116,7 +116,7 @@ class Run:
 
 
 def runs(path: Path) -> list[Run]:
-    """The runs in a results file, oldest first; none where there is no file."""
+    """The runs in a results file, oldest first; none if there is no file."""
     by_date: dict[str, list[Row]] = {}
     for row in read(path) if path.exists() else []:
         by_date.setdefault(row.conditions["date"], []).append(row)
@@ -124,7 +124,7 @@ def runs(path: Path) -> list[Run]:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a results file, oldest first; a file that is none is an error."""
+    """The rows of a results file, oldest first; any other file is an error."""
     rows = []
     for number, line in enumerate(_lines(path), start=2):
         try:
@@ -135,7 +135,7 @@ def read(path: Path) -> list[Row]:
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:
-    """Add rows to a CSV file, all of them or none; the lines there are stay as they are."""
+    """Add rows to a CSV file, all of them or none; existing lines stay as they are."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

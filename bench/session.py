@@ -13,17 +13,17 @@ from .results import Row
 from .timing import Case, interleave, spread
 
 Sizes = TypeVar("Sizes")
-"""Whatever a benchmark runs at."""
+"""The type of a benchmark's sizes."""
 OUT_OF_MEMORY, FAILS = "out of memory", "fails"
-"""How the note of a row begins that has no figure because a GPU is too small, or because of an error."""
+"""How the note of a row without a figure begins: because a GPU is too small, or because of an error."""
 
 
 class Session:
     """One run of one benchmark.
 
     Attributes:
-        quick: whether to leave out what takes long; each benchmark decides what that is.
-        dry: whether only to go through the code, at sizes whose figures mean nothing.
+        quick: whether to leave out what takes long; each benchmark decides what.
+        dry: whether only to exercise the code, at sizes whose figures mean nothing.
         rounds: interleaved rounds of every timing.
         device: "cuda" where there is one, else "cpu".
         rows, notes: what was found.
@@ -48,13 +48,13 @@ class Session:
         self.files: dict[str, str] = {}
 
     def sizes(self, full: Sizes, quick: Sizes, dry: Sizes) -> Sizes:
-        """Those that this run is for."""
+        """The sizes for this run."""
         return dry if self.dry else quick if self.quick else full
 
     def time(
         self, what: str, cases: dict[str, Case], *, calls: int = 1, warmup: int = 2, rounds: int | None = None
     ) -> dict[str, list[float]]:
-        """Seconds of each case, one sample a round, the cases interleaved."""
+        """Seconds of each case, one sample per round, with the cases interleaved."""
         rounds = rounds or self.rounds
         options = {"calls": calls, "warmup": warmup, "device": self.device}
         if self.progress is None:
@@ -74,7 +74,7 @@ class Session:
         at_most: float | None = None,
         **fields: str,
     ) -> None:
-        """Keep a figure: one value a round, or a single value; and the bound its median should keep.
+        """Keep a figure: one value per round, or a single value; and the bound that its median should keep to.
 
         `fields` are the other texts of a `Row`: who, against, shape, dtype, note.
         """
@@ -84,35 +84,35 @@ class Session:
         self.rows.append(Row(benchmark=self.benchmark, what=what, unit=unit, **figure, **fields))
 
     def refuse(self, what: str, unit: str, reason: str, **fields: str) -> None:
-        """Say in a figure's place why there is none: "differs", "not installed"."""
+        """Record why there is no figure: "differs", "not installed"."""
         self.rows.append(Row(benchmark=self.benchmark, what=what, unit=unit, spread=None, note=reason, **fields))
 
     @contextlib.contextmanager
     def attempt(self, what: str, unit: str, **fields: str) -> Iterator[None]:
-        """On a GPU, what fails there or does not fit its memory is refused with the reason, and the rest goes on."""
+        """On a GPU, what fails or does not fit into memory is recorded with the reason, and the rest continues."""
         try:
             yield
-        except Exception as error:  # whatever a driver or a compiler raises
+        except Exception as error:  # a driver or a compiler may raise anything
             if self.device != "cuda":
                 raise
             self.refuse(what, unit, failure(error), **fields)
 
     def show(self, what: str) -> None:
-        """Say what is going on when nothing is being timed here."""
+        """Show what is going on while nothing is being timed."""
         if self.progress is not None:
             self.progress.console.print(f"{self.benchmark}: {what}", style="dim", highlight=False)
 
     def note(self, text: str) -> None:
-        """Say something about the figures, below the table."""
+        """Add a remark about the figures, below the table."""
         self.notes.append(text)
 
     def keep(self, name: str, content: str) -> None:
-        """Keep a file beside the results, its name after that of the benchmark."""
+        """Keep a file beside the results, with the benchmark's name as a prefix."""
         self.files[f"{self.benchmark}_{name}"] = content
 
 
 def failure(error: Exception) -> str:
-    """Why something gave no figure, in one line."""
+    """Why there is no figure, in one line."""
     if isinstance(error, torch.OutOfMemoryError):
         return OUT_OF_MEMORY
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,8 +1,8 @@
 """Milliseconds of convolutions that read spikes as bits, and of PyTorch's on dense spikes.
 
 The 3 × 3 convolutions of ResNet-18 on CIFAR, at a quarter of its width with a batch of 64 and at full width with 8,
-channels innermost on both sides: forward and the weight's gradient, and where the weight is larger than the maps the
-input's gradient. Spikes fire at 15%, which changes nothing: neither side looks for zeros.
+with channels innermost for both: forward and the weight's gradient, and where the weight is larger than the maps, the
+input's gradient too. 15% of the neurons fire, which does not matter: neither side looks for zeros.
 """
 
 from __future__ import annotations

@@ -42,12 +42,12 @@ MINIMUM = {
     "lif_online_fwd": Moves(2, bits=True),  # x, m in; m, spikes out
     "lif_online_bwd": Moves(1),  # m, the spikes' gradient in; x's gradient out
     "lif_fwd": Moves(2),
-    "lif_bwd": Moves(4),  # m, the m before, m's gradient in; the gradient of the m before out
+    "lif_bwd": Moves(4),  # m, the previous m and m's gradient in; the gradient of the previous m out
     "lif_sequence_fwd": Moves(1, bits=True),  # m is written for backward, never read
     "lif_sequence_bwd": Moves(1),
     "lif_online_sequence_bwd": Moves(1),
     "plif_online_fwd": Moves(2, bits=True),
-    "plif_online_bwd": Moves(2),  # the m before, for the decay's gradient
+    "plif_online_bwd": Moves(2),  # the previous m, for the decay's gradient
     "plif_bwd": Moves(4),
     "plif_sequence_fwd": Moves(1, bits=True),
     "plif_sequence_bwd": Moves(1),
@@ -65,7 +65,7 @@ COLUMNS = {
     "bytes against the minimum": "times the minimum",
 }
 LAUNCHES = 1.0
-"""The fewest kernels of a step and direction; fewer only where one runs several steps."""
+"""The fewest kernels per step and direction; fewer only if one kernel runs several steps."""
 
 
 def run(session: Session) -> None:
@@ -94,7 +94,7 @@ def kernels(session: Session) -> None:
             fields = {"who": name, "shape": TARGET, "dtype": dtype}
             note = f"{found['vector_bits']}-bit accesses, {found['registers']} registers, {found['spills']} B spilled"
             session.record("bytes a neuron and step", "bytes", moved, note=note, **fields)
-            if name in MINIMUM:  # a kernel that is new here has no row of its own yet
+            if name in MINIMUM:  # a new kernel has no entry yet
                 least = MINIMUM[name].bytes(ITEMSIZE[dtype])
                 session.record("bytes against the minimum", "x", moved / least, at_most=1.0, **fields)
 
@@ -119,18 +119,18 @@ def against_spikingjelly(session: Session) -> None:
 
 
 def our_figures(name: str, T: int) -> dict[str, Any]:
-    """Bytes a neuron and step of one of our kernels over T steps, what is outside its loop included."""
+    """Bytes per neuron and step of one of our kernels over T steps, including what is outside its loop."""
     from stdl_engine.kernels.inspect import KERNELS, TARGETS, compile_kernel
     from stdl_engine.kernels.triton_tile import BLOCK, THREADS
 
     kernel = KERNELS[name]
     compiled = compile_kernel(kernel, "float32", TARGETS[TARGET])
-    per_thread = thread_bytes(compiled.asm["ptx"], T - 1)  # the last step stands after the loop
+    per_thread = thread_bytes(compiled.asm["ptx"], T - 1)  # the last step comes after the loop
     return _figures(per_thread * THREADS / BLOCK / T, compiled)
 
 
 def jelly_figures(direction: str, T: int) -> dict[str, Any]:
-    """The same of SpikingJelly's kernel, with the block size and the options of its own launch."""
+    """The same for SpikingJelly's kernel, with the block size and the options of its own launch."""
     import triton
     from spikingjelly._ops.lif import triton as jelly
     from triton.compiler import ASTSource, make_backend
@@ -161,7 +161,7 @@ def jelly_figures(direction: str, T: int) -> dict[str, Any]:
 
 
 def thread_bytes(ptx: str, runs: int) -> float:
-    """Bytes a thread moves; those of a loop, if there is one, as often as it runs."""
+    """Bytes that a thread moves; those of a loop, if there is one, count as often as it runs."""
     from stdl_engine.kernels.inspect import accesses
 
     try:
@@ -182,7 +182,7 @@ def _figures(moved: float, compiled: Any) -> dict[str, Any]:
 
 
 def launches(session: Session) -> None:
-    """Kernels a step, of everyone."""
+    """Kernels per step, for everyone."""
     from .launches import in_interpreter
 
     for row in in_interpreter():

@@ -1,4 +1,4 @@
-"""What stands above the tables of a page: conditions, targets, comparisons."""
+"""The part of a page above its tables: conditions, targets, comparisons."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .markdown import PUBLISHED, figure, filled, table, under
 from .results import Row, Run
 
 BUSY = 0.3
-"""Cores that other work kept busy from which on timings are doubted."""
+"""If other work kept more cores busy than this, timings are doubtful."""
 Key = TypeVar("Key", bound=Hashable)
 
 
 def conditions(shown: Mapping[str, Run], beside: Mapping[str, Run]) -> list[str]:
-    """Where, when and with what each benchmark was run, the published runs beside them included."""
+    """Where, when and with what each benchmark was run, including the published runs beside them."""
     headings = ("", "commit", "date", "run", "rounds", "device", "processor", "threads", "cores busy with other work")
     lines, busy = [], []
     for name, run in shown.items():
@@ -28,7 +28,7 @@ def conditions(shown: Mapping[str, Run], beside: Mapping[str, Run]) -> list[str]
     if beside and versions(beside.values()) != versions(shown.values()):
         parts.append(f"Versions of the published runs: {versions(beside.values())}.")
     if busy:
-        parts.append(f"**The machine was not quiet during {', '.join(busy)}: take no absolute figure of them.**")
+        parts.append(f"**The machine was not quiet during {', '.join(busy)}: do not rely on absolute figures there.**")
     return parts
 
 
@@ -44,7 +44,7 @@ def _is_timed(run: Run) -> bool:
 
 
 def versions(shown: Iterable[Run]) -> str:
-    """Of every package, all that were used."""
+    """For every package, all versions that were used."""
     shown = list(shown)
     used = {package: dict.fromkeys(run.conditions[package] or "not installed" for run in shown) for package in PACKAGES}
     return ", ".join(f"{package} {' and '.join(found)}" for package, found in used.items())
@@ -111,10 +111,10 @@ def label(row: Row) -> str:
 
 
 def by_size(rows: Iterable[Row]) -> str:
-    """The figures of one thing, each after its size."""
+    """The figures of one measurement, each after its size."""
     return "; ".join(f"{row.shape}: {figure(row)}" if row.shape else figure(row) for row in rows)
 
 
 def published_by_size(rows: Iterable[Row]) -> str:
-    """The same of the published rows beside these."""
+    """The same for the published rows beside these."""
     return by_size(row.published for row in rows if row.published)

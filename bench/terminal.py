@@ -10,7 +10,7 @@ from .results import Row
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:
-    """Rows for reading; columns that all of them leave empty are left out."""
+    """Rows for reading, without columns that are empty in all of them."""
     result = Table(title=title, title_justify="left", title_style="bold")
     names = [name for name in ("what", "who", "against", "shape", "dtype") if any(getattr(r, name) for r in rows)]
     for name in names:

@@ -1,7 +1,7 @@
 """The layers of bench/peers.py under pytest-benchmark: agreement as tests, time as a table.
 
     pytest bench/test_kernels.py                                        # agreement, and every case once
-    make bench-compare                                                  # times, against the run before
+    make bench-compare                                                  # times, against the previous run
 
 The project's pytest options switch benchmarks off, so the first form asserts and the second only measures: no test
 fails for being slow. Rounds are not interleaved here; `python -m bench kernels` does that and gives the ratios.

@@ -1,7 +1,8 @@
-"""Timing on a machine that others use too: interleaved rounds, and ratios within a round.
+"""Timing on a machine that others use as well: interleaved rounds, and ratios within a round.
 
 Every round runs each case once, in a new order, so whatever slows the machine down for a while slows all cases alike.
-A ratio of two cases is taken round by round, and its median reported: no round can lend its luck to another.
+A ratio of two cases is taken within each round, and its median is reported, so that a lucky round of one case is never
+compared with an unlucky round of another.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def interleave(
     device: str = "cpu",
     tick: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds a call of each case, one sample a round; a sample is the mean over `calls` calls."""
+    """Seconds per call of each case, one sample per round; a sample is the mean over `calls` calls."""
     sample = _cuda_sample if device == "cuda" else _sample
     times: dict[str, list[float]] = {name: [] for name in cases}
     order = list(cases)
@@ -63,7 +64,7 @@ def interleave(
     collecting = gc.isenabled()
     gc.disable()
     gc.collect()
-    gc.freeze()  # what is there already need not be looked at after every round
+    gc.freeze()  # existing objects need not be scanned after every round
     try:
         for i in range(warmup + rounds):
             shuffle(order)

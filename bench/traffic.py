@@ -1,4 +1,4 @@
-"""The bytes that a LIF step must move, whoever computes it, and `Tensor.copy_` of as many.
+"""The bytes that a LIF step must move, whatever computes it, and `Tensor.copy_` of as many bytes.
 
 Every operand is read once, every result written once. Membranes are float32, inputs, spikes and gradients have the
 caller's dtype. Spike bits are not counted: not everyone writes them.
@@ -14,13 +14,13 @@ STATE = 4
 
 
 def forward_bytes(online: bool, dtype: torch.dtype) -> int:
-    """Per neuron and step: x in, spikes and m out; online the state m comes in, too. Exact gradients need every step's
-    m, but between steps it can stay in a register."""
+    """Per neuron and step: x is read, spikes and m are written; online the state m is read too. Exact gradients need
+    every step's m, but between steps it can stay in a register."""
     return 2 * dtype.itemsize + STATE * (2 if online else 1)
 
 
 def backward_bytes(dtype: torch.dtype) -> int:
-    """Per neuron and step: m and the gradient of the spikes in, the gradient of x out."""
+    """Per neuron and step: m and the gradient of the spikes are read, and the gradient of x is written."""
     return 2 * dtype.itemsize + STATE
 
 

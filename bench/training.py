@@ -1,8 +1,8 @@
 """Samples per second and peak bytes of whole training steps, ours and SpikingJelly's.
 
-Whole training steps of ResNet-18, optimizer included: every rule of ours, and the same network written with
-SpikingJelly's layers, trained by BPTT in both step modes, with its memory optimiser at each of its levels, and by SLTT.
-Weights are copied and logits and gradients compared first. "Together" is all time steps in one chunk. BPTT that
+Whole training steps of ResNet-18, including the optimizer: every rule of ours, and the same network written with
+SpikingJelly's layers, trained by BPTT in both step modes, by BPTT with its memory optimiser at each level, and by SLTT.
+First weights are copied, and logits and gradients compared. "Together" is all time steps in one chunk. BPTT that
 recomputes also runs in the memory that each level of SpikingJelly's optimiser takes. Each contender runs in the memory
 layout it is fastest in, which its row says. STDL's auxiliary networks are counted.
 """
@@ -40,7 +40,7 @@ GOALS = {
     ("STDL, together", 0.25): 1.3, ("SLTT, together", 0.25): 2.0, ("BPTT, together", 0.25): 1.7,
     ("STDL, together", 1.0): 1.1, ("SLTT, together", 1.0): 1.6, ("BPTT, together", 1.0): 1.5,
 }  # fmt: skip
-"""What is aimed at in samples per second over those of PEER, by trainee and width."""
+"""The target ratio of samples per second to those of PEER, by trainee and width."""
 QUICK_PEERS = (PEER, "SpikingJelly SLTT")
 
 
@@ -65,11 +65,11 @@ SEARCHED = ("2", "4")
 
 @dataclass(frozen=True, kw_only=True)
 class Trainee:
-    """Who trains: `build(width, x, layout)` gives an object with `step(x, y, T)`."""
+    """A contender: `build(width, x, layout)` returns an object with `step(x, y, T)`."""
 
     build: Callable[[float, Tensor, torch.memory_format], object]
     mode: str = ""
-    """SpikingJelly's step mode; nothing for ours."""
+    """SpikingJelly's step mode; empty for ours."""
     online: bool = False
     """Whether SpikingJelly's gradient is SLTT's."""
     quick: bool = True
@@ -86,7 +86,7 @@ def ours(rule: str, memory: str = "lean", recompute: str = "none", **options) ->
 
 
 def within(peer: str) -> Callable:
-    """BPTT that runs as few pieces again as will do in the memory of one of SpikingJelly's ways."""
+    """BPTT that recomputes as few pieces as will do to fit the memory of one of SpikingJelly's ways."""
 
     def build(width: float, x: Tensor, layout: torch.memory_format):
         budget = fake_peak(peer, T, len(x), width)
@@ -126,7 +126,7 @@ MATCHED = {
     for name, variant in jelly.VARIANTS.items()
     if variant.optimized
 }
-"""BPTT of ours and whose memory it keeps to."""
+"""Our BPTT, and the contender whose memory it keeps to."""
 TRAINEES |= {
     name: Trainee(build=within(peer), quick=False, dry=jelly.VARIANTS[peer].optimized not in SEARCHED)
     for name, peer in MATCHED.items()
@@ -196,7 +196,7 @@ def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEE
 
 @functools.cache
 def differs(mode: str, online: bool = False) -> str:
-    """How SpikingJelly's network differs from ours, checked on a narrow one; nothing if it does not."""
+    """How SpikingJelly's network differs from ours, checked on a narrow one; empty if it does not."""
     torch.manual_seed(0)
     width = 0.125
     x, y = torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
@@ -218,8 +218,7 @@ def peak_bytes(stepper: object, x: Tensor, y: Tensor) -> int:
 
 
 def allocated(stepper: object, x: Tensor, y: Tensor) -> int:
-    """The most bytes that a step has CUDA's allocator give out beyond those of everyone's weights and optimizers, the
-    workspaces of operators included."""
+    """The peak of CUDA's allocator in a step, with operators' workspaces, beyond everyone's weights and optimizers."""
     with CudaTracker() as tracker:
         before = tracker.current
         stepper.step(x, y, T)

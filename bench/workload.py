@@ -1,4 +1,4 @@
-"""What whole networks are trained with: random images of CIFAR's size, and SGD with momentum."""
+"""Data and optimizer for training whole networks: random images of CIFAR's size, and SGD with momentum."""
 
 from __future__ import annotations
 

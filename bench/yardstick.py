@@ -3,10 +3,10 @@
 SpikingJelly's own `sew_resnet18` with the settings of its benchmark of one GPU (LIF neurons, tau 2, hard reset, ADD;
 T=4 different frames of 224×224; SGD with momentum), at batch 112 and under autocast to bfloat16. It is trained by
 SpikingJelly with each of its implementations of the neuron (`SJ_LIF_CUDA_IMPLEMENTATION`), in the same loop with our
-neurons in place of its own (`convert_neurons`), and by our rules (`units_from`). Everyone runs in a process of its own,
-in the memory layout that is faster for it; the processes take turns for some rounds, and the peak is that of CUDA's
-allocator in the whole process. Where someone does not fit the GPU, everyone also runs with a smaller batch. Our rules
-take batch norm's statistics per time step, SpikingJelly's network over all of them.
+neurons in place of its own (`convert_neurons`), and by our rules (`units_from`). Every contender runs in its own
+process, in the memory layout that is faster for it; the processes take turns for some rounds, and the peak is that of
+CUDA's allocator in the whole process. If one does not fit the GPU, all of them also run with a smaller batch. Our rules
+take batch norm's statistics per time step, SpikingJelly's network over all time steps.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Size:
 
 
 SIZES = (Size(batch=112), Size(batch=32))
-"""The one that counts, and one for GPUs in which that does not fit."""
+"""The size that counts, and a smaller one for GPUs in which it does not fit."""
 QUICK_SIZES = tuple(Size(batch=size.batch, rounds=1) for size in SIZES)
 DRY_SIZES = (Size(batch=2, side=32, steps=1, rounds=1),)
 
@@ -114,7 +114,7 @@ def ours(rule: str, **options) -> Callable:
 
 
 PEERS = {f"SpikingJelly, {name}": name for name in ("torch", "triton", "cuda")}
-"""Whoever SpikingJelly is, and what it calls the implementation; "cuda" has to be compiled when it is installed."""
+"""SpikingJelly's contenders, and its names for the implementations; "cuda" has to be compiled at installation."""
 CONTENDERS: dict[str, Callable[[nn.Module, Tensor], object]] = {
     **dict.fromkeys(PEERS, theirs),
     "SpikingJelly with our neurons": theirs_with_our_neurons,
@@ -137,7 +137,7 @@ def run(session: Session) -> None:
 
 
 def compare(session: Session, size: Size, names: Sequence[str] = tuple(CONTENDERS)) -> dict[str, str]:
-    """Everyone at one size, in interleaved rounds of processes; why some have no figure."""
+    """Run everyone at one size, in interleaved rounds of processes; returns why some have no figure."""
     fields = {"shape": str(size), "dtype": "bfloat16"}
     found: dict[str, list[dict]] = {name: [] for name in names}
     refused: dict[str, str] = {}
@@ -165,7 +165,7 @@ def compare(session: Session, size: Size, names: Sequence[str] = tuple(CONTENDER
 
 
 def in_a_process(name: str, size: Size, device: str) -> dict:
-    """What `measured` gives, or under "refused" why there is nothing."""
+    """What `measured` returns, or under "refused" why there is no figure."""
     command = [sys.executable, "-m", "bench.yardstick", name, json.dumps(asdict(size)), device]
     environment = os.environ | ({IMPLEMENTATION: PEERS[name]} if name in PEERS else {})
     options = {"env": environment, "cwd": BENCH.parent, "capture_output": True, "text": True, "timeout": LIMIT}
@@ -181,7 +181,7 @@ def in_a_process(name: str, size: Size, device: str) -> dict:
 
 
 def measured(name: str, size: Size, device: str) -> dict:
-    """The median seconds of a step in the faster layout, which one that is, and the peak bytes."""
+    """The median seconds of a step in the faster layout, the name of that layout, and the peak bytes."""
     times = {layout: timed(name, size, device, layout, 1 + size.steps // 4) for layout in LAYOUTS}
     best = min(times, key=lambda layout: times[layout])
     stepper, x, y = made(name, size, device, best)
@@ -207,7 +207,7 @@ def timed(name: str, size: Size, device: str, layout: str, steps: int) -> float:
 
 
 def made(name: str, size: Size, device: str, layout: str) -> tuple[object, Tensor, Tensor]:
-    """Someone who trains, with frames [T, B, ...] and labels."""
+    """A contender, with frames [T, B, ...] and labels."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(T * size.batch, 3, size.side, size.side, generator=generator)
     y = torch.randint(1000, (size.batch,), generator=generator).to(device)
@@ -239,7 +239,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         result = measured(options.name, Size(**json.loads(options.size)), options.device)
-    except Exception as error:  # whatever it is, the others go on and the row says so
+    except Exception as error:  # whatever it is, the row says so and the others continue
         result = {"refused": failure(error)}
     print(json.dumps(result))
 

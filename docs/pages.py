@@ -1,7 +1,7 @@
-"""The pages of the documentation's site: `python docs/pages.py` writes them into build/docs, and `make docs` builds it.
+"""The pages of the documentation site: `python docs/pages.py` writes them into build/docs, and `make docs` builds it.
 
 They are the pages of this folder, the other pages of the repository, their pictures, and a reference of the public
-names, which is built from the docstrings.
+names, built from the docstrings.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def pictures() -> dict[str, str]:
 
 
 def site_path(path: str) -> str:
-    """Where a file of the repository is in the site: what is in docs/ comes to the top, and README.md is the start."""
+    """Where a file of the repository is in the site: files of docs/ are at the top, and README.md is the start page."""
     return "index.md" if path == "README.md" else path.removeprefix("docs/")
 
 
 def reference() -> str:
     """The page of all public names, as directives for mkdocstrings."""
     assert HOMES.keys() == stdl_engine._HOMES.keys(), "HOMES must have a heading for each module of public names"
-    lines = ["# Reference", "", "All names that `from stdl_engine import ...` knows, built from their docstrings.", ""]
+    lines = ["# Reference", "", "All names that can be imported from `stdl_engine`, built from their docstrings.", ""]
     for home, heading in HOMES.items():
         lines += [f"## {heading}", ""]
         for name in stdl_engine._HOMES[home]:
@@ -57,7 +57,7 @@ def reference() -> str:
 
 
 def with_site_links(markdown: str, path: str) -> str:
-    """A page whose links go to pages and pictures of the site, and to the repository for all other files."""
+    """A page whose links point to pages and pictures of the site, and to the repository for all other files."""
     here = posixpath.dirname(site_path(path))
     files = pages() | pictures()
 

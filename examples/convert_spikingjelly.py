@@ -1,4 +1,4 @@
-"""A SpikingJelly model on fused neurons: same outputs, same gradients; then cut in two and trained by STDL.
+"""A SpikingJelly model with fused neurons: same outputs, same gradients; then cut in two and trained by STDL.
 
 python examples/convert_spikingjelly.py
 """

@@ -1,4 +1,4 @@
-"""A block of one's own as a unit: cut by the budget, rebuilt in auxiliary networks, trained on scikit-learn's digits.
+"""Your own block as a unit: cut by the budget, rebuilt in auxiliary networks, trained on scikit-learn's digits.
 
 python examples/own_block.py [--epochs 3]
 """
@@ -21,7 +21,7 @@ make_neuron = functools.partial(FusedLIF, decay=0.5)
 
 
 class InvertedBottleneck(Unit):
-    """1x1 up, depthwise 3x3, 1x1 down, each with batch norm; the input is added where it fits; then a neuron."""
+    """1x1 up, depthwise 3x3, 1x1 down, each with batch norm; the input is added if its shape fits; then a neuron."""
 
     max_stride = 2
 
@@ -48,7 +48,7 @@ class InvertedBottleneck(Unit):
         return self.neuron(current + x if fits else current)
 
     def rebuild(self, in_channels: int, stride: int) -> InvertedBottleneck:
-        """What an auxiliary network is made of: the same block for another input."""
+        """The same block for another input; auxiliary networks are made of these."""
         return InvertedBottleneck(in_channels, self.out_channels, stride, self.expansion)
 
 

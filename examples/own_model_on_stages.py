@@ -1,4 +1,4 @@
-"""A network of your own, its subnetworks on as many processes as there are: no backward traffic, no stale weights.
+"""Your own network with its subnetworks on several processes: nothing is sent back, and no weights are stale.
 
 torchrun --nproc-per-node 2 examples/own_model_on_stages.py
 """
@@ -30,12 +30,12 @@ with Ranks(stages=int(os.environ.get("WORLD_SIZE", 1))) as ranks:
     for epoch in range(1, EPOCHS + 1):
         for first in range(0, len(train), BATCH):
             batch = slice(first, first + BATCH)
-            # The first stage is given the batch; the result comes out of the last one, and the others see neither.
+            # The first stage is given the batch, and the last one returns the result; the others get neither.
             result = rule.step(images[batch], labels[batch], T) if ranks.is_first else rule.step(None, None, T)
         seen = rule.predict(images[test] if ranks.is_first else None, T, labels[test] if ranks.is_first else None)
         if ranks.is_last:
             logits, wanted = seen
             accuracy = (logits.argmax(1) == wanted).float().mean().item()
             print(f"epoch {epoch}/{EPOCHS}  {ranks.stages} stages  loss {result.loss:.3f}  test {accuracy:.1%}")
-    state = rule.state_dict()  # on the last stage that of the whole rule, as one process would have it
+    state = rule.state_dict()  # on the last stage the state of the whole rule, the same as from one process
     rule.close()

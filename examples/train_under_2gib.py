@@ -20,7 +20,7 @@ from stdl_engine.rules import BPTT, STDL
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", default="2GiB", help="peak memory of a training step, weights and all")
+    parser.add_argument("--budget", default="2GiB", help="peak memory of a training step, including weights")
     parser.add_argument("--batch", type=int, default=768, help="images of 3 x 32 x 32 a batch")
     parser.add_argument("--steps", type=int, default=4, help="time steps")
     parser.add_argument("--epochs", type=int, default=1, help="epochs of digits")
@@ -34,8 +34,8 @@ def main() -> None:
     print(plan)
     print(f"plain BPTT would need {format_bytes(bptt)}\n")
 
-    # The same subnetworks and auxiliary networks, an eighth as wide, on images of 16 x 16: a laptop trains them, and
-    # need not run any piece again.
+    # The same subnetworks and auxiliary networks, an eighth as wide, on images of 16 x 16: a laptop can train them
+    # without recomputing any piece.
     digits = load_digits()
     x, y = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, torch.tensor(digits.target)
     x, order = interpolate(x, scale_factor=2), torch.randperm(len(x))

@@ -1,4 +1,4 @@
-"""Arguments that no kernel can take are refused, in one sentence each."""
+"""Refuses arguments that no kernel can take, in one sentence each."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ STATE_DTYPE = {
 
 
 def check_tensors(x: Tensor, states: Sequence[Tensor], sequence: bool, backend: str) -> None:
-    """Reject an input, one time step or a `sequence` of them, and states that do not go together or not with the
-    backend."""
+    """Reject an input, one time step or a `sequence`, and states that do not fit each other or the backend."""
     shape, dtype = x.shape, STATE_DTYPE.get(x.dtype)
     if sequence:
         if x.ndim == 0 or len(x) == 0:
@@ -33,14 +32,14 @@ def check_tensors(x: Tensor, states: Sequence[Tensor], sequence: bool, backend: 
     for state in states:
         if state.dtype is not dtype or state.shape != shape or state.device != x.device:
             refuse_state(x, shape, state)
-    if dtype is torch.float64 and dispatch.choose(backend, x.device) == "triton":  # takes float32 scalars
+    if dtype is torch.float64 and dispatch.choose(backend, x.device) == "triton":  # its scalars are float32
         raise TypeError(
             'float64 runs in the backends "cpu" and "reference" only: pass backend="reference", or float32 tensors.'
         )
 
 
 def refuse_state(x: Tensor, shape: torch.Size, m: Tensor) -> NoReturn:
-    """Say why this state does not fit time steps of that shape."""
+    """Raise if this state does not fit time steps of this shape."""
     if x.dtype not in STATE_DTYPE:
         raise TypeError(
             f"the input's dtype is {x.dtype}: pass float32, float16, bfloat16 or float64, for example x.float()."
@@ -68,7 +67,7 @@ def check_parameters(decay: float, threshold: float, reset: str) -> None:
 
 
 def check_decay(w: Tensor, x: Tensor) -> None:
-    """Reject a learned decay that is not one number beside the input."""
+    """Reject a learned decay that is not one number on the input's device."""
     if w.numel() != 1 or not w.is_floating_point():
         raise ValueError(
             f"w has shape {tuple(w.shape)} and dtype {w.dtype}: it must be one floating-point number, for example "
@@ -79,7 +78,7 @@ def check_decay(w: Tensor, x: Tensor) -> None:
 
 
 def check_writable(name: str, m: Tensor, adaptation: Tensor | None) -> None:
-    """Reject states that the step `name`, which ends in an underscore, cannot write over."""
+    """Reject states that the step `name`, which ends in an underscore, cannot overwrite."""
     one = adaptation is None
     if m.requires_grad or (adaptation is not None and adaptation.requires_grad):
         raise ValueError(

@@ -1,9 +1,9 @@
-"""Compiled loops kept on disk: a machine compiles each kernel once, not once in every process.
+"""Compiled loops kept on disk: each kernel is compiled once per machine, not once per process.
 
-A kernel is filed under all that its machine code depends on: the source of this package, what its closure holds, the
-versions of the compilers and the CPU they compile for. So nothing is ever out of date, and processes that compile the
-same kernel at the same time write the same file. A file is written whole or not at all; one that is damaged is
-compiled anew. STDL_KERNEL_CACHE names another folder than the user's cache, or is "off".
+The name of a kernel's file is a hash of everything its machine code depends on: the source of this package, what its
+closure holds, the versions of the compilers and the CPU they compile for. So nothing is ever out of date, and processes
+that compile the same kernel at the same time write the same file. A file is written completely or not at all; if one is
+damaged, the kernel is compiled again. STDL_KERNEL_CACHE names another folder than the user's cache, or is "off".
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _SETTINGS = (
     "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML", "ENABLE_AVX",
     "LLVM_REFPRUNE_PASS",
 )  # fmt: skip
-"""Of numba's configuration, what changes machine code."""
+"""The settings of numba that change machine code."""
 
 
 class Unknown(Exception):
-    """A kernel's closure holds something that has no name on disk."""
+    """A kernel's closure holds something that cannot be described in the name of a file."""
 
 
 def folder() -> Path | None:
-    """Where compiled kernels are kept; None if nowhere."""
+    """The folder of compiled kernels; None if they are not kept."""
     named = os.environ.get(VARIABLE)
     if named == "off":
         return None
@@ -61,7 +61,7 @@ def folder() -> Path | None:
 
 
 def place_of(body: Callable, record: type[ctypes.Structure]) -> Path | None:
-    """The file of a kernel, if it can have one."""
+    """The file of a kernel; None if it cannot have one."""
     home = folder()
     if home is None:
         return None
@@ -75,7 +75,7 @@ def place_of(body: Callable, record: type[ctypes.Structure]) -> Path | None:
 
 
 def read(path: Path) -> tuple[Any, int] | None:
-    """A kernel's library and the address of its entry, if the file is there and whole, and the user's own."""
+    """A kernel's library and the address of its entry, if the file exists, is intact, and belongs to the user."""
     try:
         with path.open("rb") as file:
             if hasattr(os, "getuid") and os.fstat(file.fileno()).st_uid != os.getuid():
@@ -94,9 +94,9 @@ def read(path: Path) -> tuple[Any, int] | None:
 
 
 def write(path: Path, kernel: Any) -> None:
-    """Keep a kernel that numba has compiled. A folder that cannot be written keeps nothing, which costs time only."""
+    """Save a kernel that numba has compiled. A folder that cannot be written saves nothing, which only costs time."""
     library = kernel._library
-    if library.has_dynamic_globals:  # addresses of this process
+    if library.has_dynamic_globals:  # it would hold addresses of this process
         return
     name, _, (code, bitcode) = library.serialize_using_object_code()
     packed = _pack(name.encode(), kernel._wrapper_name.encode(), code, bitcode)
@@ -128,7 +128,7 @@ def _unpack(packed: bytes) -> list[bytes]:
 
 @functools.cache
 def _surroundings() -> bytes:
-    """All that every kernel of this process depends on."""
+    """What all kernels of this process depend on."""
     found = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         found.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
@@ -140,7 +140,7 @@ def _surroundings() -> bytes:
 
 
 def _described(value: Any) -> Iterator[str]:
-    """A value that a kernel's closure holds, in words that are the same in every process."""
+    """A value in a kernel's closure, described in the same way in every process."""
     yield type(value).__name__
     if isinstance(value, np.generic):
         yield f"{value.dtype} {value.tobytes().hex()}"
@@ -164,7 +164,7 @@ def _described(value: Any) -> Iterator[str]:
 
 
 def _described_function(function: types.FunctionType) -> Iterator[str]:
-    """Where in this package's source it is, what its closure holds, and the numbers and functions it refers to."""
+    """A function's place in this package's source, its closure, and the numbers and functions it refers to."""
     code = function.__code__
     path = Path(code.co_filename).resolve()
     if not path.is_relative_to(PACKAGE):
@@ -182,6 +182,6 @@ def _described_function(function: types.FunctionType) -> Iterator[str]:
 
 
 def _is_ours(value: Any) -> bool:
-    """Whether a global is of this package, or a number; what others export goes by their version."""
+    """Whether a global belongs to this package or is a number; for other packages their version counts."""
     function = value.py_func if isinstance(value, Dispatcher) else getattr(value, "_defn", None)
     return function is None or Path(function.__code__.co_filename).resolve().is_relative_to(PACKAGE)

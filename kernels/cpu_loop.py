@@ -1,11 +1,11 @@
 """The loops of every neuron on CPU: take a chunk, run its tiles through time, write states, spikes and bits.
 
-A neuron brings its equation as functions of one neuron's numbers, and numba compiles loop and equation into one pass
-over memory. A tile of neurons goes through all time steps before the next one does, so that what a step leaves behind
-is read by the next from the first-level cache.
+A neuron provides its equation as functions of a single neuron's numbers, and numba compiles loop and equation into one
+pass over memory. A tile of neurons goes through all time steps before the next tile does, so that each step reads what
+the previous one left from the first-level cache.
 
-Neurons are counted with unsigned integers: a signed index could be negative and wrap round, and with that check in the
-loop LLVM gathers and scatters one neuron at a time (forward 2.3 times, backward 3.6 times slower).
+Neurons are counted with unsigned integers: a signed index could be negative and wrap around, and with that check in the
+loop LLVM gathers and scatters one neuron at a time (forward 2.3 times slower, backward 3.6 times).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .operands import Backward, Forward
 from .surrogate import gradient_for
 
 TILE = 2048
-"""Neurons that go through time together; also those whose spikes are packed while they are in the first-level cache."""
+"""Neurons that go through time together, and whose spikes are packed while they are in the first-level cache."""
 LANES = 64
-"""Running sums of a chunk, four vectors of the widest registers: one would wait for its own last addition."""
+"""Running sums of a chunk, four of the widest vector registers: a single one would wait for its own last addition."""
 
 
 class Numbers(NamedTuple):
-    """The numbers that equations use, of which each neuron has its own."""
+    """The numbers that equations use; each kind of neuron has its own."""
 
     decay: float
     threshold: float
@@ -77,7 +77,7 @@ def backward(operands: Backward, go_back: Callable, numbers: Numbers, partial: T
 
 _FORWARD = Forward._fields[1 : Forward._fields.index("decay")]
 _BACKWARD = Backward._fields[1 : Backward._fields.index("decay")]
-"""The tensors that kernels are given by address: all but a learned decay, which they are given as a number."""
+"""The tensors that kernels are given by address: all except a learned decay, which is given as a number."""
 
 
 @functools.cache
@@ -107,8 +107,8 @@ def fire_for(
 ) -> Callable:
     """One step of a tile: integrate the current, fire, and write the new states and the spikes.
 
-    What is written over is read from where it is written. Two equal arrays LLVM would take for overlapping, and not
-    vectorise (2 to 4 times slower).
+    What is overwritten is read through the same array as it is written. LLVM would take two equal arrays for
+    overlapping ones, and not vectorise (2 to 4 times slower).
     """
     _, arithmetic, widen, narrow = element(dtype)
     one, zero = arithmetic(1), arithmetic(0)
@@ -143,7 +143,7 @@ def pack(spikes, bits, count):
 
 @functools.cache
 def _tile_of(kind: type) -> Callable:
-    """The elements from an address on as an array that compiled loops can index."""
+    """The elements at an address as an array that compiled loops can index."""
 
     def tile(address):
         return carray(pointer(address), (TILE,), kind)
@@ -170,7 +170,7 @@ def _forward_kernel(
                 break
             for first in range(chunk, min(chunk + CHUNK, n), TILE):
                 count, here = min(TILE, n - first), first * width
-                # Where the states of this step lie, and those of the step before.
+                # Where the states of this step and those of the previous step are.
                 m, adaptation = args.m + here, args.adaptation + here
                 past, past_adaptation = args.m_first + here, args.adaptation_first + here
                 if in_place and past != m:
@@ -213,13 +213,13 @@ def _backward_kernel(
     item, width = np.dtype(memory).itemsize, np.dtype(arithmetic).itemsize
     new_carry, new_products, new_lanes = (scratch(count, arithmetic) for count in (4 * TILE, TILE, LANES))
     reads_past, zero = hands_on or sums, arithmetic(0)
-    nothing = arithmetic(-0.0)  # added, it leaves every number as it is, and compiles to no addition
+    nothing = arithmetic(-0.0)  # adding it changes no number, and compiles to no addition
 
     def body(p):
         args = carray(p, 1)[0]
         n, steps, numbers = args.n, args.steps, _numbers(args)
         products, lanes = carray(new_products(), (TILE,), arithmetic), carray(new_lanes(), (LANES,), arithmetic)
-        # The gradients of a step's states go to the step before by way of two tiles in turn, for each state.
+        # The gradients of a step's states are passed to the previous step through two tiles per state, used in turn.
         carry = address(new_carry())
         while True:
             ticket = claim(p)
@@ -251,7 +251,7 @@ def _backward_kernel(
                     turn = (steps - t) % 2 * TILE * width
                     to_m, to_adaptation = carry + turn, carry + turn + 2 * TILE * width
                     if t == 0:
-                        past, past_adaptation = m, adaptation  # stands in for a past that nobody asks for
+                        past, past_adaptation = m, adaptation  # stands in for a past that is not read
                         if args.m_first != 0:
                             past = args.m_first + here
                         if args.adaptation_first != 0:

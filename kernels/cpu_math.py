@@ -1,4 +1,4 @@
-"""The names a surrogate may use (`where`, `abs`, `exp`) for numba, so written that LLVM vectorises loops with them."""
+"""The names a surrogate may use (`where`, `abs`, `exp`) for numba, written so that LLVM vectorises loops with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numba.extending import intrinsic, overload
 _LOG2E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693145751953125)
 _LN2_LOW = np.float32(1.42860682030941723212e-6)
-_ROUND = np.float32(1.5 * 2**23)  # added, it rounds to a whole number; the lowest bits are that number
+_ROUND = np.float32(1.5 * 2**23)  # adding it rounds to a whole number, which is then in the lowest bits
 _ONE_BITS = np.uint32(0x3F800000)
 _LOWEST = np.float32(-87.0)  # below this exp is under the smallest normal float32: take it as exp(-87) ~ 1.6e-38
 _POLYNOMIAL = tuple(np.float32(c) for c in (1.0, 1.0, 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040))
@@ -33,7 +33,7 @@ def abs(x):  # noqa: A001 - the surrogates' name for it
 
 
 def exp(x):
-    """exp for x <= 0, which is all the surrogates ask for: within 2 ulp in float32, math.exp in float64."""
+    """exp for x <= 0, which is all that the surrogates need: within 2 ulp in float32, math.exp in float64."""
     raise NotImplementedError("compiled code only")
 
 
@@ -127,7 +127,7 @@ class Element(NamedTuple):
     memory: type
     arithmetic: type
     widen: Callable
-    """From memory to arithmetic."""
+    """Converts an element from memory to the type of the arithmetic."""
     narrow: Callable
     """And back."""
 

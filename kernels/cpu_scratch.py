@@ -1,4 +1,4 @@
-"""Room on a compiled loop's stack."""
+"""Scratch space on a compiled loop's stack."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numba.extending import intrinsic
 
 
 def scratch(count: int, element: type[np.floating]) -> Callable:
-    """A function for compiled loops that gives the address of `count` unwritten elements, always the same ones.
+    """A function for compiled loops that returns the address of `count` uninitialised elements, always the same ones.
 
-    LLVM knows that no operand overlaps them, and so vectorises loops that write there.
+    LLVM knows that no operand overlaps them, so it vectorises loops that write there.
     """
     llvm_type = {np.float32: ir.FloatType(), np.float64: ir.DoubleType()}[element]
 
     @intrinsic
     def room(typingctx):
         def generate(context, builder, signature, args):
-            with builder.goto_entry_block():  # not where it is called: a loop would take new room in every round
+            with builder.goto_entry_block():  # not where it is called: a loop would allocate again in every iteration
                 array = builder.alloca(ir.ArrayType(llvm_type, count))
             array.align = 64
             return builder.bitcast(array, ir.IntType(8).as_pointer())

@@ -1,9 +1,9 @@
 """Running a compiled loop on all cores.
 
 A CPU kernel is a C function of one pointer, to a record of arguments. Every worker runs the same function on the same
-record and takes the next chunk of neurons from the record's ticket until none is left, so it does not matter who the
-workers are. On Linux they are torch's own OpenMP threads: a second pool would compete with torch's, whose threads spin
-for milliseconds after each operator. Elsewhere they are Python threads (the call releases the GIL).
+record and takes the next chunk of neurons by the record's ticket until none is left, so any threads can be workers. On
+Linux they are torch's own OpenMP threads: a second pool would compete with torch's, whose threads spin for milliseconds
+after each operator. Elsewhere they are Python threads (the call releases the GIL).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 from . import cpu_cache
 
 CHUNK = 32768
-"""Neurons a worker takes at a time: 128 KiB a float32 operand, so a chunk's operands stay in the second-level cache."""
+"""Neurons a worker takes at a time: 128 KiB per float32 operand, so that they stay in the second-level cache."""
 
 
 # "numpy" divides as C does; Python's check for a zero divisor is a branch that keeps loops from vectorising (7 times
@@ -33,8 +33,8 @@ CHUNK = 32768
 _OPTIONS: dict[str, Any] = {"error_model": "numpy"}
 _INLINED: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 inlined = numba.njit(**_INLINED, **_OPTIONS)
-"""For functions that compiled loops call, and nobody else: LLVM puts them into the loop. Without entries for Python and
-C each takes half as long to compile."""
+"""For functions that only compiled loops call: LLVM inlines them. Without entry points for Python and C each takes half
+as long to compile."""
 
 
 def _counter(field: int, says: str) -> Callable:
@@ -123,12 +123,12 @@ def run(kernel: Kernel, record: ctypes.Structure, elements: int) -> None:
 
 
 def workers_for(tickets: int) -> int:
-    """How many workers share that many tickets."""
+    """How many workers share this many tickets."""
     return min(torch.get_num_threads(), tickets)
 
 
 def run_on(workers: int, kernel: Kernel, record: ctypes.Structure) -> None:
-    """Run a kernel on that many threads."""
+    """Run a kernel on this many threads."""
     arguments = ctypes.byref(record)
     if workers <= 1:
         kernel(arguments)

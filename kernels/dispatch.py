@@ -15,7 +15,7 @@ _BY_DEVICE = {
     "cuda": "triton",
     "cpu": "cpu",
     "meta": "cpu",
-}  # ROCm devices are "cuda"; on meta only shapes are asked for
+}  # ROCm devices are called "cuda"; on meta only shapes are computed
 
 
 def interpreting() -> bool:
@@ -31,7 +31,7 @@ def interpreting() -> bool:
 
 
 def check_name(backend: str) -> None:
-    """Reject a name that is no backend."""
+    """Reject a name that is not a backend."""
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}: pass one of {', '.join(BACKENDS)}.")
 
@@ -43,13 +43,13 @@ def kernels(package: str, backend: str, device: torch.device) -> ModuleType:
 
 @functools.cache
 def _module(package: str, name: str) -> ModuleType:
-    return importlib.import_module(f"{package}.{name}")  # only now: triton is not there on every system
+    return importlib.import_module(f"{package}.{name}")  # imported only now: triton is not available on every system
 
 
 def choose(backend: str, device: torch.device) -> str:
     """The backend for tensors on `device`: "triton", "cpu" or "reference".
 
-    One asked for by name that cannot run is an error.
+    A backend that is asked for by name and cannot run is an error.
     """
     if backend == "auto":
         if device.type in _BY_DEVICE:
@@ -59,7 +59,7 @@ def choose(backend: str, device: torch.device) -> str:
         )
     check_name(backend)
     if device.type == "meta":
-        return backend  # only shapes are asked for, as where a training step is planned
+        return backend  # only shapes are computed, as when a training step is planned
     if backend == "cpu" and device.type != "cpu":
         raise ValueError(
             f'backend "cpu" cannot run on {device.type} tensors: move them to the CPU, or pass backend="auto".'
@@ -73,5 +73,5 @@ def choose(backend: str, device: torch.device) -> str:
 
 
 def _is_fake(device: torch.device) -> bool:
-    """Whether tensors on the CPU stand for those of any device, and have shapes only."""
+    """Whether tensors on the CPU are fake ones, which stand for those of any device and have only shapes."""
     return device.type == "cpu" and not torch.compiler.is_compiling() and active_fake_mode() is not None

@@ -1,4 +1,4 @@
-"""What the compiler makes of each kernel: memory traffic, vector width, registers and spills. No GPU is needed.
+"""Memory traffic, vector width, registers and spills of each compiled kernel. No GPU is needed.
 
     python -m stdl_engine.kernels.inspect [--json] [--target sm_90 ...] [--kernel lif_online_fwd ...]
 
@@ -6,14 +6,14 @@ Kernels are compiled as their launcher would for tensors of under 2 GB, aligned 
 16 (for other sizes Triton cannot tell that a mask is uniform over a vector, and accesses one element at a time), with
 soft reset and the triangle surrogate. The figures:
 
-bytes_read, bytes_written: global memory a neuron, counted from the loads and stores of the PTX or AMD assembly: the
-    bytes of each × threads / neurons of a program. What several threads write alike counts for all. Of a kernel that
-    loops over time steps, a neuron and step: what is in the loop. Numbers that all neurons of a program share, a
-    trainable decay or the sum of its gradient, are 4 bytes in 1024 neurons and left out.
-vector_bits: the narrowest access to a full map, an operand with one element a neuron. Spike bits are none: byte-wide
-    accesses that come to an eighth of a byte a neuron are theirs, any others are narrow accesses to a map.
-registers: of a thread, from the cubin (NVIDIA) or the assembly's metadata (AMD, vector registers).
-spills: bytes of a thread's stack, from the same places; 0 when every value stays in a register.
+bytes_read, bytes_written: global memory per neuron, counted from the loads and stores of the PTX or AMD assembly: the
+    bytes of each × threads / neurons of a program. If several threads write the same, each of them counts. For a kernel
+    that loops over time steps, per neuron and step: what is in the loop. Numbers that all neurons of a program share, a
+    trainable decay or the sum of its gradient, are 4 bytes per 1024 neurons and are left out.
+vector_bits: the narrowest access to a full map, an operand with one element per neuron. Spike bits are not a map:
+    byte-wide accesses that add up to an eighth of a byte per neuron are theirs, others are narrow accesses to a map.
+registers: per thread, from the cubin (NVIDIA) or the assembly's metadata (AMD, vector registers).
+spills: bytes of stack per thread, from the same places; 0 when every value stays in a register.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Kernel:
 
     source: triton.JITFunction
     io: tuple[str, ...]
-    """Pointers to the caller's dtype. Of the others `p_bits` is to bytes, the rest to float32 state."""
+    """Pointers to the caller's dtype. Of the others `p_bits` points to bytes, the rest to float32 state."""
     constants: dict[str, Any]
-    """The source's constexprs, BLOCK apart."""
+    """The source's constexprs, except BLOCK."""
     shared: tuple[str, ...] = ()
     """Pointers to numbers that all neurons of a program share: the decay, a sum over its neurons."""
     in_loop: bool = False
@@ -73,7 +73,7 @@ def _forward(source: triton.JITFunction, pack: bool, many: bool, shared: tuple[s
 
 
 def _backward(source: triton.JITFunction, online: bool, many: bool, shared: tuple[str, ...] = (), **own: Any) -> Kernel:
-    # One step online has no past, one exact step has all of it; a sequence begins at a constant.
+    # One online step has no past, one exact step has all of it; a sequence begins at a constant.
     past = dict.fromkeys(("HAS_GRAD_M", "HAS_PAST", *own.pop("more_past", ())), not (online or many))
     choices = {"SURROGATE": surrogate("triangle"), "DETACH_RESET": online, "HAS_GRAD_SPIKES": True}
     choices |= {"MANY": many, "ONLINE": online}
@@ -108,7 +108,7 @@ KERNELS = {
     "alif_sequence_bwd": _backward(alif.alif_bwd, online=False, many=True, **_ALIF_BACK),
     "alif_online_sequence_bwd": _backward(alif.alif_bwd, online=True, many=True, **_ALIF_BACK),
 }
-"""A sequence forward is the same kernel online or not."""
+"""The forward kernel of a sequence is the same online or not."""
 
 
 class Access(NamedTuple):
@@ -143,7 +143,7 @@ def compile_kernel(kernel: Kernel, dtype: str, target: GPUTarget) -> CompiledKer
 
 
 def accesses(assembly: str, in_loop: bool = False) -> list[Access]:
-    """The loads and stores of global memory in PTX or AMD assembly, or those in its one loop; raises where one may run
+    """The loads and stores of global memory in PTX or AMD assembly, or those in its one loop; raises if one may run
     more often than that."""
     found: list[Access] = []
     labels: dict[str, int] = {}
@@ -174,7 +174,7 @@ def accesses(assembly: str, in_loop: bool = False) -> list[Access]:
 
 
 def resources(compiled: CompiledKernel) -> tuple[int, int]:
-    """Registers and bytes of stack of a thread."""
+    """Registers and bytes of stack per thread."""
     if "amdgcn" in compiled.asm:
         found = re.findall(r"^ +\.(\w+): +(\d+)$", compiled.asm["amdgcn"], re.MULTILINE)
         metadata = {key: int(value) for key, value in found}

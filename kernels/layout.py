@@ -10,8 +10,8 @@ def is_dense(t: Tensor) -> bool:
     """Whether the elements fill one run of memory with no gap and no overlap, in any order of dimensions."""
     if t.is_contiguous():
         return True
-    # From the innermost dimension out, each must span what those before it fill. Not sorted: under torch.compile sizes
-    # may be symbols, which have no order.
+    # From the innermost dimension outwards, each must span what those inside it fill. They are not sorted, because
+    # under torch.compile sizes may be symbols, which have no order.
     left = [(size, stride) for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1]
     filled = 1
     while left:
@@ -27,7 +27,7 @@ def same_order(t: Tensor, pattern: Tensor) -> bool:
     """Whether `t` has the memory order of the tensor `pattern` of its shape."""
     if t.stride() == pattern.stride():
         return True
-    # The stride of a dimension of one element says nothing: convolutions and reshapes leave any number there.
+    # The stride of a dimension of size one means nothing: convolutions and reshapes leave any number there.
     return all(n == 1 or mine == other for n, mine, other in zip(t.shape, t.stride(), pattern.stride(), strict=True))
 
 
@@ -44,7 +44,7 @@ def like(t: Tensor, pattern: Tensor) -> Tensor:
 
 
 def empty_like(pattern: Tensor, dtype: torch.dtype) -> Tensor:
-    """An unwritten tensor with the strides of the dense tensor `pattern`."""
+    """An uninitialised tensor with the strides of the dense tensor `pattern`."""
     return torch.empty_like(pattern, dtype=dtype)
 
 
@@ -57,14 +57,14 @@ def is_in_steps(x: Tensor, pattern: Tensor | None = None) -> bool:
 
 
 def in_steps(x: Tensor, pattern: Tensor | None = None) -> Tensor:
-    """The sequence as `is_in_steps` wants it; no copy if it is so already."""
+    """The sequence in the layout that `is_in_steps` describes; no copy if it has it already."""
     if is_in_steps(x, pattern):
         return x
     return x.contiguous() if pattern is None else empty_steps(pattern, len(x), x.dtype).copy_(x)
 
 
 def empty_steps(pattern: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """Unwritten maps with the strides of the dense tensor `pattern`, one after the other."""
+    """Uninitialised maps with the strides of the dense tensor `pattern`, one after the other."""
     strides = (pattern.numel(), *pattern.stride())
     return torch.empty_strided((steps, *pattern.shape), strides, dtype=dtype, device=pattern.device)
 
@@ -75,8 +75,8 @@ def is_in_samples(pattern: Tensor) -> bool:
 
 
 def empty_batch(pattern: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """Unwritten samples of so many time steps in one batch, in the order of the tensor `pattern`, which is in
-    samples."""
+    """Uninitialised samples of this many time steps in one batch, in the memory order of the tensor `pattern`, whose
+    samples lie one after the other."""
     samples, *rest = pattern.shape
     strides = (pattern.numel() // max(samples, 1), *pattern.stride()[1:])
     return torch.empty_strided((steps * samples, *rest), strides, dtype=dtype, device=pattern.device)

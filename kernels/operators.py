@@ -1,10 +1,10 @@
-"""Functions of tensors that PyTorch knows as its own: autograd, fake tensors, torch.compile and torch.func follow them.
+"""Functions of tensors as PyTorch operators: autograd, fake tensors, torch.compile and torch.func can follow them.
 
 An `Operator` declares one in a few lines: what it computes, the shapes of its results, and its gradient. The schema is
-read off the type hints, in which a NamedTuple stands for its fields. `torch.library.custom_op` would do as well, but a
+read from the type hints, in which a NamedTuple stands for its fields. `torch.library.custom_op` would do as well, but a
 call through PyTorch's dispatcher takes longer than all the rest of a step on a few thousand neurons: `python -m bench
-call_overhead` prints both. So ordinary tensors go straight to the function. Through the dispatcher go those that
-somebody wants to see on their way: fake and meta tensors, tensors under a dispatch mode, and all that is compiled or
+call_overhead` prints both. So ordinary tensors go straight to the function. Only calls that something else has to see
+go through the dispatcher: those on fake and meta tensors, those under a dispatch mode, and those that are compiled or
 traced.
 """
 
@@ -23,14 +23,14 @@ LIBRARY = torch.library.Library("stdl_engine", "FRAGMENT")
 
 
 transformed = torch._C._are_functorch_transforms_active
-"""Whether a transform of torch.func (grad, vmap, jvp and so on) is at work."""
+"""Whether a transform of torch.func (grad, vmap, jvp and so on) is active."""
 _dispatch_modes, _tracing = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 _grad_enabled, _any_requires_grad = torch.is_grad_enabled, torch._C._any_requires_grad
 
 
 def watched(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether these are for the dispatcher: a compiler, a dispatch mode or a tensor's class follows them, or they have
-    no data."""
+    """Whether these must go through the dispatcher: a compiler, a dispatch mode or a tensor subclass has to see them,
+    or they have no data."""
     if torch.compiler.is_dynamo_compiling() or _dispatch_modes() or _tracing():
         return True
     for tensor in tensors:
@@ -42,16 +42,16 @@ def watched(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def followed(arguments: Sequence[Any]) -> bool:
-    """Whether autograd follows any of these arguments, backward or forward."""
+    """Whether autograd tracks any of these arguments, in reverse or forward mode."""
     return forward_ad._current_level >= 0 or (_grad_enabled() and _any_requires_grad(*arguments))
 
 
 class Differentiable(torch.autograd.Function):
-    """An autograd function written with `setup_context`, as torch.func wants it, and called by `call`.
+    """An autograd function written with `setup_context`, as torch.func requires, and called by `call`.
 
     That form binds its arguments to their names in every call, which takes longer than a kernel on a few thousand
-    neurons. Where no transform is at work the same functions run in the older form, which does not. What is to be
-    compiled calls `compiled`, which has no forward mode, as compilers refuse a function with one of its own.
+    neurons. If no transform is active, the same functions run in the older form, which does not do that. Code that is
+    compiled calls `compiled`, which has no forward mode, because compilers refuse a function that has its own.
     """
 
     plain: ClassVar[type[torch.autograd.Function]]
@@ -72,23 +72,23 @@ class Differentiable(torch.autograd.Function):
 
     @classmethod
     def call(cls, *arguments: Any) -> Any:
-        """The function of these arguments, with its gradient."""
+        """Apply the function to these arguments, with its gradient."""
         if transformed() or torch.compiler.is_compiling():
             return cls.apply(*arguments)
         return cls.plain.apply(*arguments)
 
 
 def saved_tensors(ctx: Any, what: str) -> tuple[Any, ...]:
-    """What a time step of `what` saved for its backward, tensors or None; a sentence if an earlier backward has freed
-    it."""
+    """What a time step of `what` saved for its backward, tensors or None; raises, with advice, if an earlier backward
+    has freed it."""
     try:
         return ctx.saved_tensors
     except RuntimeError as error:
-        if "a second time" not in str(error):  # PyTorch tells its errors apart by their words only
+        if "a second time" not in str(error):  # PyTorch's errors differ only in their text
             raise
         raise RuntimeError(
-            f"backward reached a time step of {what} that an earlier backward has gone through and freed: go back once "
-            "through all steps of a sequence and call reset_states(model) before the next one, or take the past as a "
+            f"backward reached a time step of {what} that an earlier backward has gone through and freed: run backward "
+            "once over all steps of a sequence and call reset_states(model) before the next one, or take the past as a "
             "constant with online=True or detach_state()."
         ) from error
 
@@ -98,14 +98,14 @@ class Operator:
 
     Args:
         name: what it is called in graphs, profiles and tracebacks.
-        compute: gives the results, one or a tuple, for real tensors. A result may be None; the dispatcher has no such
-            thing, and gives an empty tensor for it.
-        fake: gives unwritten results for the same arguments, in their shapes, strides and dtypes.
-        mutates: names of the arguments that are written over, and are constants to autograd.
-        overwrites: names of the arguments that are written over and then carry a gradient of their own.
+        compute: returns the results, one or a tuple, for real tensors. A result may be None; the dispatcher does not
+            know None, and returns an empty tensor instead.
+        fake: returns uninitialised results for the same arguments, with the right shapes, strides and dtypes.
+        mutates: names of the arguments that are overwritten, and are constants to autograd.
+        overwrites: names of the arguments that are overwritten and then have a gradient of their own.
         keep: `keep(ctx, inputs, output)` stores what `backward` needs; the output starts with what is overwritten.
-        backward: `backward(ctx, *gradients)` gives the gradient of each input from those of that output.
-        no_gradient: the sentence of an operator without `backward`, when it is asked for a gradient.
+        backward: `backward(ctx, *gradients)` returns the gradient of each input from those of that output.
+        no_gradient: the error message of an operator without `backward` when a gradient is requested.
         types: type hints of `compute` that its signature leaves open, by name.
     """
 
@@ -129,7 +129,7 @@ class Operator:
         self._records = [hints[p] if hasattr(hints[p], "_fields") else None for p in parameters]
         self._changed = [parameters.index(p) for p in (*mutates, *overwrites)]
         self._overwritten = [parameters.index(p) for p in overwrites]
-        self._tensors = sum(hints[p] in (Tensor, Tensor | None) for p in parameters)  # they come first
+        self._tensors = sum(hints[p] in (Tensor, Tensor | None) for p in parameters)  # tensors come first
         back = {"backward": backward or self._refuse_backward, "jvp": self._refuse_forward_mode}
         self._plain = _function(name, forward=self._for_autograd(self._run), **back)
         self._dispatched = _function(name, forward=self._for_autograd(self._below_autograd), **back)
@@ -179,14 +179,14 @@ class Operator:
         return results
 
     def _count_changes(self, arguments: Sequence[Any]) -> None:
-        """Let a backward that waits for a tensor notice that it was written over."""
+        """Let a pending backward that saved a tensor notice that it was overwritten."""
         for place in self._changed:
             changed = arguments[place]
             if changed is not None and not changed.is_inference():
                 torch.autograd.graph.increment_version(changed)
 
     def _for_autograd(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """The forward of an autograd function, which wants to see what is overwritten among the results."""
+        """The forward of an autograd function, whose results must include what is overwritten."""
         keep = self._keep
 
         def forward(ctx: Any, *arguments: Any) -> Any:
@@ -234,11 +234,11 @@ class Operator:
 
     def _refuse_forward_mode(self, ctx: Any, *tangents: Any) -> None:
         raise NotImplementedError(
-            f'{self.name} has no forward-mode derivative: pass backend="reference", which has one, or go backward.'
+            f'{self.name} has no forward-mode derivative: pass backend="reference", which has one, or use backward.'
         )
 
     def _sample_by_sample(self, info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
-        """The rule for torch.func.vmap: one call per sample, which is right for what sums over all neurons as well."""
+        """The rule for torch.func.vmap: one call per sample, as some operators sum over all neurons."""
         results = []
         for index in range(info.batch_size):
             pairs = zip(arguments, in_dims, strict=True)
@@ -252,7 +252,7 @@ class Operator:
 
 
 def _function(name: str, **ways: Callable[..., Any]) -> type[torch.autograd.Function]:
-    """An autograd function of this name."""
+    """An autograd function with this name."""
     return type(name, (torch.autograd.Function,), {way: staticmethod(function) for way, function in ways.items()})
 
 

@@ -1,4 +1,4 @@
-"""Time steps in plain PyTorch, for any neuron: several in a row, online, and over the state."""
+"""Time steps in plain PyTorch, for any neuron: several in sequence, online, and overwriting the state."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def steps(
 
 
 def write_over(states: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-    """Put new states where the old ones lie, unseen by autograd: its graph keeps what it needs."""
+    """Write new states over the old ones without autograd's notice: its graph keeps what it needs."""
     for state, value in zip(states, new, strict=True):
         state.data.copy_(value.detach())

@@ -1,12 +1,12 @@
-"""Small forms: what is known about a tensor that holds spikes, and so how little of it has to be kept.
+"""Small forms: what is known about a tensor that holds spikes, and therefore how little of it has to be kept.
 
-Spikes are 0 or 1 and fit one bit each, which the kernel that fires writes beside them. Spikes added up are small whole
-numbers and fit one byte each. Either fact is one `SmallForm` record on the tensor's *storage*. From that follow
+Spikes are 0 or 1 and fit in one bit each, which the kernel that fires writes too. Sums of spikes are small whole
+numbers and fit in one byte each. Either fact is one `SmallForm` record on the tensor's *storage*. This determines
 
-- who finds it: the tensor, its views and what is detached from it, but no copy;
+- who finds it: the tensor, its views and detached versions of it, but not a copy;
 - how long it lives: as long as the storage, and the bits with it;
 - when it is out of date: once the tensor or a view of it is changed in place, which PyTorch counts for all of them
-  together. Inference tensors count no changes, so they have no small form.
+  together. Inference tensors do not count changes, so they have no small form.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def attach(spikes: Tensor, bits: Tensor) -> None:
 
 
 def mark_counts(t: Tensor) -> Tensor:
-    """Say that a tensor holds whole numbers from 0 to 255, sums of spikes, so that it may be kept as bytes."""
+    """Declare that a tensor holds whole numbers from 0 to 255, sums of spikes, so that it may be kept as bytes."""
     _hang(t, None)
     return t
 
@@ -59,6 +59,6 @@ def _hang(t: Tensor, bits: Tensor | None) -> None:
 
 
 def _form_of(t: Tensor) -> SmallForm | None:
-    """The record, if there is one that still holds."""
+    """The record, if there is one that is still valid."""
     form = None if t.is_inference() else getattr(t.untyped_storage(), "small_form", None)
     return form if form is not None and form.version == t._version else None

@@ -1,10 +1,10 @@
 """Surrogate gradients: what stands in for the derivative of the spike, one definition each for every backend.
 
-A surrogate is a function of `d = m - threshold` and two runtime scalars `a`, `b`, worked out once from the user's
+A surrogate is a function of `d = m - threshold` and two runtime scalars `a`, `b`, computed once from the user's
 parameter. The functions below use only the names `xp.where`, `xp.abs` and `xp.exp`, which torch, triton.language and
 our CPU maths share: `gradient_for(xp)` rebinds `xp`, so the reference, the Triton kernels and the CPU kernels compile
-the same source. They hold no numeric literal but the 0 in `where`, because a literal would widen float32 arithmetic in
-numba.
+the same source. They contain no numeric literal except the 0 in `where`, because a literal would widen float32
+arithmetic in numba.
 
 Definitions follow SpikingJelly's; `Triangle` is its PiecewiseQuadratic with width 1/alpha.
 """
@@ -189,7 +189,7 @@ def evaluate(d: Any, form: str, a: float, b: float) -> Any:
 
 
 def of_form(form: str, a: float, b: float) -> Callable[[Any], Any]:
-    """The surrogate gradient with these constants, as kernels know it."""
+    """The surrogate gradient with these constants, in the form that kernels take."""
     return functools.partial(evaluate, form=form, a=a, b=b)
 
 
@@ -218,6 +218,6 @@ def as_surrogate(surrogate: Surrogate | str) -> Surrogate:
 
 @functools.cache
 def gradient_for(form: str, namespace: types.ModuleType) -> types.FunctionType:
-    """The gradient of that form with `xp` bound to `namespace`, ready for a backend's compiler."""
+    """The gradient of this form with `xp` bound to `namespace`, ready for a backend's compiler."""
     source = FORMS[form]
     return types.FunctionType(source.__code__, {"xp": namespace, "__name__": source.__module__}, source.__name__)

@@ -1,8 +1,8 @@
 """What the Triton kernels of all neurons share: tiles of neurons, their spikes and bits, surrogates and launches.
 
 A program takes a tile of BLOCK neurons through all time steps, with their states in registers. The number of steps is a
-runtime value for which nothing is compiled anew; a single step has no loop (MANY is False). The last step forward and
-the first one backward stand after the loop, because their states lie elsewhere.
+runtime value, so a new one compiles nothing; a single step has no loop (MANY is False). The last step forward and the
+first step backward come after the loop, because their states are stored elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUM_WARPS = THREADS // (64 if torch.version.hip else 32)
 
 @triton.jit
 def rows_of_eight(BLOCK: tl.constexpr):
-    """The bytes of bits of this program's neurons, and the neurons: rows of eight, each one byte."""
+    """The offsets of this program's bytes of bits and of its neurons: rows of eight neurons, each one byte."""
     # 64-bit offsets: tensors may exceed 2^31 elements.
     o_row = tl.program_id(0).to(tl.int64) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
     return o_row, o_row[:, None] * 8 + tl.arange(0, 8)[None, :]
@@ -40,7 +40,7 @@ def neurons(BLOCK: tl.constexpr):
 
 @triton.jit
 def states_of_step(p_last, p_first, p_kept, n, steps):
-    """Where the state of this program's step lies, that of the step before, and the step's offset in a sequence.
+    """Where the state of this program's step and that of the previous step are, and the step's offset in a sequence.
 
     p_kept has the states of all steps but the last.
     """
@@ -73,7 +73,7 @@ def forward_grid(operands: Forward) -> tuple[int, ...]:
 
 
 def backward_grid(operands: Backward) -> tuple[int, ...]:
-    """One program per tile of neurons; online one per tile and step, as no step waits for another."""
+    """One program per tile of neurons; online one per tile and step, because no step waits for another."""
     tiles = triton.cdiv(operands.m.numel(), BLOCK)
     return (tiles, operands.steps) if operands.online and operands.steps > 1 else (tiles,)
 

@@ -40,8 +40,8 @@ _HOMES = {
     ".rules": ("BPTT", "DECOLLE", "ELL", "SLTT", "STDL", "EvenLocal"),
     ".runs": ("load",),
 }  # fmt: skip
-"""Where each public name lives. A module is imported when one of its names is first asked for, so that a neuron layer
-does not wait for training and data."""
+"""Where each public name is defined. A module is imported when one of its names is first used, so that importing a
+neuron layer does not import training and data."""
 
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # it would make every name a known one
+if not TYPE_CHECKING:  # type checkers would otherwise accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their place and renamed into it."""
+"""Files that are complete or absent: written beside their place and renamed into it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 UNFINISHED = ".part"
 """How the name of a file ends while it is being written."""
 RANDOM = 8
-"""Characters before that which `tempfile` draws."""
+"""The number of random characters that `tempfile` puts before that."""
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace a file's content, all of it or none, whatever happens meanwhile."""
+    """Replace a file's content completely or not at all, whatever happens meanwhile."""
     content = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
     try:
@@ -32,8 +32,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def remove_unfinished(folder: Path, name: str | None = None) -> None:
-    """Remove what killed writers have left in a folder, of the file of that name or of all files; only for who knows
-    that nobody is writing now."""
+    """Remove what killed writers left in a folder, of the file with this name or of all files. Call it only if no
+    process can be writing now."""
     of = "*" if name is None else glob.escape(name)
     for path in folder.glob(f".{of}.{'?' * RANDOM}{UNFINISHED}"):
         path.unlink(missing_ok=True)

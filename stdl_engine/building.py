@@ -30,12 +30,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 ONLY_IF_GIVEN = ("size", "split_by", "sensor", "columns")
-"""Settings that some datasets have; for one that has not, they are refused."""
+"""Settings that only some datasets have; for the others they are refused."""
 
 
 def load_data(recipe: Recipe) -> Dataset:
-    """The data of a recipe, which must be there."""
-    from .data import load_dataset  # here, as planning needs no data and should not wait for its libraries
+    """The data of a recipe; raises if it cannot be found."""
+    from .data import load_dataset  # imported here, as planning needs no data and should not wait for its libraries
 
     options = {name: getattr(recipe, name) for name in ONLY_IF_GIVEN}
     options = {name: value for name, value in options.items() if value is not None}
@@ -44,7 +44,7 @@ def load_data(recipe: Recipe) -> Dataset:
 
 
 def for_data(recipe: Recipe, data: Dataset) -> Recipe:
-    """The recipe for the samples and classes that the data turned out to have."""
+    """The recipe with the shape of samples and the number of classes that the data has."""
     return replace(recipe, in_shape=(*data.in_shape,), num_classes=data.num_classes, events=data.events)
 
 
@@ -77,7 +77,7 @@ def optimizer_factory(recipe: Recipe) -> Callable[..., torch.optim.Optimizer]:
 
 
 def rule_options(recipe: Recipe) -> dict[str, Any]:
-    """How the recipe's rule is to train; the schedule is not among it."""
+    """The options of the recipe's rule, without the schedule."""
     budget: str | float | None = recipe.budget
     if recipe.rule == "stdl":
         budget = budget or ("published" if recipe.model in PUBLISHED else 0.5)
@@ -86,7 +86,7 @@ def rule_options(recipe: Recipe) -> dict[str, Any]:
 
 
 def unbounded_options(recipe: Recipe) -> dict[str, Any]:
-    """The same without what a budget in memory decides."""
+    """The same options without those that a budget in bytes decides."""
     options: dict[str, Any] = {"memory": recipe.memory, "precision": recipe.precision, "sequence": recipe.events}
     if recipe.rule == "stdl":
         options |= {"variant": recipe.variant, "layerwise": recipe.layerwise}
@@ -94,7 +94,7 @@ def unbounded_options(recipe: Recipe) -> dict[str, Any]:
 
 
 def make_rule(recipe: Recipe, model: nn.Sequential, sample: Tensor, batches: int) -> Rule:
-    """The rule that trains the model, with a schedule for so many batches in all."""
+    """The rule that trains the model, with a schedule for this many batches in total."""
     schedule = functools.partial(CosineAnnealingLR, T_max=batches)
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)
@@ -102,7 +102,7 @@ def make_rule(recipe: Recipe, model: nn.Sequential, sample: Tensor, batches: int
 
 
 def for_shard(recipe: Recipe, shards: int) -> Recipe:
-    """The recipe of one of so many ranks that share every batch."""
+    """The recipe of one rank, where this many ranks share every batch."""
     size = recipe.batch_size
     if size % shards or size // shards < SMALLEST_BATCH:
         raise ValueError(
@@ -113,13 +113,13 @@ def for_shard(recipe: Recipe, shards: int) -> Recipe:
 
 
 def rule_in(recipe: Recipe, rule: Rule) -> Recipe:
-    """The recipe with the name of the rule that was made, where it had one chosen."""
+    """The recipe with the name of the rule that was made, if "auto" chose it."""
     return replace(recipe, rule=next(name for name, kind in RULES.items() if type(rule) is kind))
 
 
 def predict_peak(recipe: Recipe, model: nn.Sequential | None = None, plan: Plan | None = None) -> Prediction:
-    """Peak memory of a training step of the recipe, run on fake tensors. A model and a plan that are there already are
-    not made again."""
+    """Peak memory of a training step of the recipe, run on fake tensors. A model or a plan that is passed in is not
+    made again."""
     model = shapes_of(recipe) if model is None else model
     sample = sample_batch(recipe, torch.device("meta"))
     given = CHOICES[recipe.rule], model, optimizer_factory(recipe), sample, recipe.steps
@@ -127,37 +127,37 @@ def predict_peak(recipe: Recipe, model: nn.Sequential | None = None, plan: Plan 
 
 
 def predict_others(recipe: Recipe) -> Iterator[Prediction]:
-    """What else there is where the rule auto has chosen, one after the other."""
+    """The alternatives to what the rule auto has chosen, one after the other."""
     sample = sample_batch(recipe, torch.device("meta"))
     given = shapes_of(recipe), optimizer_factory(recipe), sample, recipe.steps
     yield from candidates(*given, **unbounded_options(recipe))
 
 
 def shapes_of(recipe: Recipe) -> nn.Sequential:
-    """The network of a recipe without its numbers."""
+    """The network of a recipe on the meta device, without values."""
     with torch.device("meta"):
         model = build_network(recipe)
     return model.to(memory_format=torch.channels_last) if recipe.channels_last else model
 
 
 def sample_batch(recipe: Recipe, device: torch.device) -> Tensor:
-    """A batch without time and without numbers worth reading, in the order of memory that the recipe asks for."""
+    """A batch without time and without meaningful values, in the memory order that the recipe asks for."""
     return placed(recipe, torch.empty(recipe.batch_size, *recipe.in_shape, device=device), device)
 
 
 def placed(recipe: Recipe, x: Tensor, device: torch.device) -> Tensor:
-    """A batch on the device; images in the order of memory that the recipe asks for."""
+    """A batch on the device; images in the memory order that the recipe asks for."""
     x = x.to(device, non_blocking=True)
     if x.ndim != 4:
         return x
     if recipe.channels_last:
         return x.contiguous(memory_format=torch.channels_last)
-    # A single channel is contiguous in both orders, and only fresh strides say which is meant.
+    # A single channel is contiguous in both memory orders, and only fresh strides say which one is meant.
     return x.contiguous().flatten().view(x.shape)
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name, which must be there; "auto" is a GPU if there is one."""
+    """The device of that name, which must exist; "auto" is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

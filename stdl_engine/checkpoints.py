@@ -1,7 +1,7 @@
-"""Checkpoints: whole or not there, checked when read, and the one before kept in case the last is damaged.
+"""Checkpoints: complete or absent, checked when read, and the previous one kept in case the last is damaged.
 
-A checkpoint's name ends in the hash of its content (`checkpoint-000004-1f0c….pt`), so a file cut short or changed is
-recognised before anything of it is used, and it is read by `torch.load(weights_only=True)`, which runs no code. The
+A checkpoint's name ends in the hash of its content (`checkpoint-000004-1f0c….pt`), so a file that is incomplete or was
+changed is recognised before any of it is used. It is read by `torch.load(weights_only=True)`, which runs no code. The
 weights of the best epoch are kept the same way, as `best-000004-….pt`.
 """
 
@@ -18,7 +18,7 @@ import torch
 from .atomic_files import write_atomically
 
 KEPT = 2
-"""How many checkpoints are kept, the last ones."""
+"""How many of the last checkpoints are kept."""
 DIGITS = 16
 """Hexadecimal digits of the hash in a name."""
 NAME = re.compile(rf"(checkpoint|best)-(\d+)-([0-9a-f]{{{DIGITS}}})\.pt")
@@ -33,11 +33,11 @@ CONTENT = {
 
 
 class CheckpointError(ValueError):
-    """A file that is no checkpoint, or no longer."""
+    """A file that is not a valid checkpoint."""
 
 
 def save(folder: Path, batches: int, state: dict[str, Any]) -> Path:
-    """Write a checkpoint after so many batches and remove all but the last few."""
+    """Write a checkpoint after this many batches, and remove all but the last few."""
     path = _write(folder, "checkpoint", batches, state)
     *others, _ = saved(folder)
     for old in others:
@@ -47,7 +47,7 @@ def save(folder: Path, batches: int, state: dict[str, Any]) -> Path:
 
 
 def save_best(folder: Path, batches: int, state: dict[str, Any]) -> Path:
-    """Write the best weights so far, after so many batches, and remove those before."""
+    """Write the best weights so far, after this many batches, and remove the earlier ones."""
     path = _write(folder, "best", batches, state)
     for old in saved(folder, "best"):
         if old != path:
@@ -94,7 +94,7 @@ def load(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"the checkpoint {path} is damaged: its content does not match the hash in its name.")
     try:
         state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    except Exception as error:  # whatever unpickling meets in a file that is not ours
+    except Exception as error:  # unpickling a file that is not ours may raise anything
         raise CheckpointError(f"{path} is no checkpoint: it holds other things than tensors and numbers.") from error
     wanted = CONTENT[name[1]]
     lacking = [
@@ -108,7 +108,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_last(folder: Path) -> tuple[Path, dict[str, Any], list[str]]:
-    """The last checkpoint that is whole, its state, and what is wrong with those after it."""
+    """The last valid checkpoint, its state, and what is wrong with those after it."""
     problems: list[str] = []
     paths = saved(folder) if folder.is_dir() else []
     for path in reversed(paths):

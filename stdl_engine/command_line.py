@@ -1,4 +1,4 @@
-"""One way in for every command: options over a config file over a recipe, and one sentence for whatever goes wrong."""
+"""What all commands share: options override a config file, which overrides a recipe; every error is one sentence."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .stopping import Stopped, StopSignals
 Options = TypeVar("Options")
 
 EXPECTED = (ValueError, TypeError, OSError, ArithmeticError, MissingExtra)
-"""Errors that say in a sentence what is wrong with a request, or with the machine."""
+"""Errors whose message is a sentence about what is wrong with a request, or with the machine."""
 
 MEMORY_ERRORS = re.compile(
     r"can't allocate memory|not enough memory|out of memory|Cannot allocate memory|[Oo]verflow|Dimension size must be"
 )
-"""What PyTorch's errors say of tensors that are too large for the machine, or for any."""
+"""What PyTorch's errors say about tensors that are too large for this machine, or for any."""
 
 
 def run_command(name: str, command: Callable[[list[str], StopSignals], None], arguments: list[str] | None) -> int:
@@ -55,13 +55,13 @@ def complain(name: str, sentence: str, code: int = 2) -> int:
     """Print one line to standard error, if there is one."""
     if sys.stderr is None:
         return code
-    with contextlib.suppress(OSError):  # nobody is listening
+    with contextlib.suppress(OSError):  # nobody is reading
         print(f"stdl_engine.{name}: {' '.join(sentence.split())}", file=sys.stderr)
     return code
 
 
 def sentence_of(error: Exception) -> str:
-    """What an error says to a user of the command line."""
+    """An error as a sentence for a user of the command line."""
     if isinstance(error, SettingError):
         return error.as_option()
     if isinstance(error, OSError) and error.strerror:
@@ -71,7 +71,7 @@ def sentence_of(error: Exception) -> str:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """The sentence for an error that means too little memory, None for any other."""
+    """The sentence for an error that means too little memory; None for any other error."""
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not MEMORY_ERRORS.search(str(error)):
         return None
     wanted = re.search(r"allocate (\d+) bytes", str(error))
@@ -99,8 +99,8 @@ def parse(
 
 
 def _without_box(text: str) -> str:
-    """What tyro says in a box, of lines or where stdout is not in UTF-8 of dashes, as one line, with the option that it
-    takes to be meant."""
+    """What tyro prints in a box, as one line, with the option that it suggests. The box is drawn in lines, or in dashes
+    where stdout is not UTF-8."""
     lines = [line.strip(" │╭╮╰╯") for line in text.splitlines()]
     _, *inside = [line for line in lines if line] or [""]  # the title
     sections = "\n".join("\0" if not line.strip("─-") else line for line in inside).split("\0")
@@ -116,7 +116,7 @@ def given(arguments: Sequence[str]) -> set[str]:
 
 
 def with_config(recipe: Recipe, arguments: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
-    """The settings of a recipe, those of the file that --config names in their place, and the names of the latter."""
+    """The settings of a recipe, overridden by those of the file that --config names, and the names of the latter."""
     settings = vars(recipe)
     path = config_path(arguments)
     changes = read_config(path) if path is not None else {}
@@ -130,7 +130,7 @@ def config_path(arguments: Sequence[str]) -> Path | None:
 
 
 def last_value(option: str, arguments: Sequence[str]) -> str | None:
-    """What an option is given the last time it is written, before the rest is read."""
+    """The value of an option where it is written last, before the rest of the command line is parsed."""
     value = None
     for place, token in enumerate(arguments):
         name, equals, word = token.partition("=")
@@ -159,5 +159,5 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def recipe_in(options: Recipe) -> Recipe:
-    """The recipe among the options of a command whose options are a recipe's and more."""
+    """The recipe in the options of a command that takes a recipe's settings and more."""
     return Recipe(**{field.name: getattr(options, field.name) for field in fields(Recipe)})

@@ -1,4 +1,4 @@
-"""Several rules on one recipe, one after the other, each with one seed or several, in one table and one picture.
+"""Several rules on one recipe, one after the other, each with one or more seeds, in one table and one picture.
 
 compare.json      what is compared: the recipe, the rules, how many seeds
 RULE[-seed-N]/    the folder of each run
@@ -36,7 +36,7 @@ Resume = Callable[[Path], dict[str, Any]]
 
 
 class ComparisonFolder(LockedFolder):
-    """The files of a comparison, the folders of its runs among them."""
+    """The files of a comparison, including the folders of its runs."""
 
     settings_file = "compare.json"
     what = "comparison"
@@ -48,7 +48,7 @@ class ComparisonFolder(LockedFolder):
             raise self.taken("run")
 
     def begin(self, recipe: Recipe, rules: Sequence[str], seeds: int) -> None:
-        """Keep what is compared."""
+        """Write down what is compared."""
         for rule in rules:
             if rule not in RULES:
                 raise ValueError(f"unknown rule {rule!r}: choose from {', '.join(RULES)}.")
@@ -83,7 +83,7 @@ def _name(rule: str, recipe: Recipe, number: int, seeds: int) -> str:
 
 
 def compare(folder: ComparisonFolder, train: Train, resume: Resume, printer: Printer) -> list[dict[str, Any]]:
-    """Train by each rule in a folder of its own, going on with those that were begun, and save and print the table."""
+    """Train with each rule in its own folder, continue runs that were begun, and save and print the table."""
     recipe, _, seeds = folder.settings()
     summaries: list[dict[str, Any]] = []
     curves: dict[str, list[list[dict[str, Any]]]] = {}
@@ -114,13 +114,13 @@ def _read_summary(path: Path) -> dict[str, Any]:
             raise ValueError("figures are missing")
     except (ValueError, AttributeError) as error:
         raise ValueError(
-            f"{path} is not what a run writes ({error}): remove it, and the run is gone on with."
+            f"{path} is not what a run writes ({error}): remove it, and the run will be continued."
         ) from error
     return summary
 
 
 def lines(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """One line a rule, means over its seeds; the ratios only where BPTT is among them."""
+    """One line per rule, with means over its seeds, and ratios if BPTT is among the rules."""
     by_name: dict[str, list[dict[str, Any]]] = {}
     for summary in summaries:
         by_name.setdefault(summary["rule"], []).append(summary)
@@ -145,7 +145,7 @@ def lines(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def mean_and_deviation(shares: Sequence[float]) -> str:
-    """Shares in per cent, their mean and, of several, the standard deviation of a sample."""
+    """Shares in per cent: their mean and, if there are several, their sample standard deviation."""
     if len(shares) == 1:
         return f"{shares[0]:.2%}"
     return f"{statistics.fmean(shares):.2%} ± {100 * statistics.stdev(shares):.2f}"

@@ -29,8 +29,8 @@ def draw(rows: Rows, title: str) -> bytes:
 
 
 def draw_together(runs: Mapping[str, Sequence[Rows]], title: str) -> bytes:
-    """A PNG of several rules' training loss and test accuracy: the mean over the runs of each, and around it their
-    standard deviation."""
+    """A PNG of the training loss and test accuracy of several rules: the mean over the runs of each, with a band of
+    their standard deviation."""
     figure, loss, accuracy = _figure(title)
     for rule, own in runs.items():
         for axes, name, scale in ((loss, "train_loss", 1), (accuracy, "test_accuracy", 100)):

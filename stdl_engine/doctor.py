@@ -1,5 +1,5 @@
-"""What a bug report needs: `python -m stdl_engine.doctor` prints versions, CPU, GPU, what kernels run on and how they
-compare with the reference, and which optional libraries are there.
+"""What a bug report needs: `python -m stdl_engine.doctor` prints versions, CPU, GPU, what the kernels run on and how
+they compare with the reference, and which optional libraries are installed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ SETTINGS = (
     "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES",
     "TRITON_INTERPRET", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "LD_PRELOAD",
 )  # fmt: skip
-"""Variables of the environment that change what runs or how much memory it takes."""
+"""Environment variables that change what runs or how much memory it takes."""
 TOLERANCE = 1e-5
 AMD_DRIVER = Path("/sys/module/amdgpu/version")
 
 
 def main() -> int:
-    """Print the report; 1 if a kernel does not compute what the reference does."""
+    """Print the report; returns 1 if a kernel does not compute what the reference does."""
     sections = {
         "versions": versions(),
         "CPU": cpu(),
@@ -59,7 +59,7 @@ def main() -> int:
         try:
             difference = check()
             right, verdict = difference <= TOLERANCE, f"{difference:.1e}"
-        except Exception as error:  # whatever it is, the report goes on and says so
+        except Exception as error:  # whatever it is, the report names it and continues
             right, verdict = False, f"{type(error).__name__}: {error}"
         if not right:
             failed, verdict = failed + 1, f"FAILED {verdict}"
@@ -95,7 +95,7 @@ class _Enlisted(ctypes.Structure):
 
 
 def threads_that_run() -> int:
-    """How many threads take part where a kernel is given all that torch has."""
+    """How many threads take part when a kernel is given all of torch's threads."""
 
     def body(p: Any) -> None:
         enlist(p)
@@ -134,11 +134,11 @@ def gpu() -> Iterator[tuple[str, str]]:
 
 
 def gpu_driver() -> str:
-    """The version of the driver as nvidia-smi or the kernel module of AMD says it."""
+    """The version of the driver, from nvidia-smi or AMD's kernel module."""
     try:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
-        return " and ".join(dict.fromkeys(said)) or "not said by nvidia-smi"
+        return " and ".join(dict.fromkeys(said)) or "not reported by nvidia-smi"
     except (OSError, subprocess.SubprocessError):
         return AMD_DRIVER.read_text().strip() if AMD_DRIVER.exists() else "unknown: there is no nvidia-smi"
 
@@ -154,7 +154,7 @@ def extras() -> Iterator[tuple[str, str]]:
 
 
 def installed(package: str) -> str:
-    """The version of an installed package, or nothing."""
+    """The version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -162,7 +162,7 @@ def installed(package: str) -> str:
 
 
 def checks() -> Iterator[tuple[str, Callable[[], float]]]:
-    """Every kernel that can run here, with a comparison that takes about a second, compilation included."""
+    """Every kernel that can run here, with a comparison that takes about a second, including compilation."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     for device in devices:
         backend = dispatch.choose("auto", torch.device(device))

@@ -1,4 +1,4 @@
-"""A bar for an epoch: batches, loss, accuracy, speed and memory."""
+"""The progress bar of an epoch: batches, loss, accuracy, speed and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .planning.budgets import format_bytes
 
 
 class EpochBar:
-    """Shown while an epoch runs on a terminal, and nowhere else."""
+    """Shown while an epoch runs, on a terminal only."""
 
     def __init__(self, console: Console, what: str, batches: int, done: int) -> None:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

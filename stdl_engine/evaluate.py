@@ -30,15 +30,15 @@ class Options:
     folder: tyro.conf.Positional[Path]
     """The folder of a run."""
     best: bool = False
-    """The weights of the best epoch, in place of the last checkpoint's."""
+    """Use the weights of the best epoch instead of the last checkpoint's."""
     data: Path | None = None
     """Where the data is; by default where it was in training."""
     steps: int | None = None
     """Time steps T; by default those of training."""
     batch_size: int | None = None
-    """By default that of training."""
+    """Samples per batch; by default as in training."""
     device: str = "auto"
-    """"auto" takes a GPU if there is one; else "cpu", "cuda", "cuda:1"."""
+    """"auto" uses a GPU if there is one; or "cpu", "cuda", "cuda:1"."""
     json: bool = False
     """Print JSON."""
 
@@ -63,7 +63,7 @@ def command(arguments: list[str], stop: StopSignals) -> None:
 
 
 def evaluate(options: Options) -> dict[str, Any]:
-    """What a run's last checkpoint, or its best weights, make of its test set."""
+    """Test a run's last checkpoint, or its best weights, on its test set."""
     device = find_device(options.device)
     model, recipe, path = trained_network(RunFolder.open(options.folder), options.best)
     changes = {name: getattr(options, name) for name in ("data", "steps", "batch_size")}

@@ -1,4 +1,4 @@
-"""The core needs torch, triton, numpy and numba. Whatever else a module imports belongs to an extra."""
+"""The core needs torch, triton, numpy and numba. Everything else that a module imports belongs to an extra."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ EXTRAS = {
     "events": ("lz4", "zstandard"),
     "bench": ("snntorch", "norse", "sinabs"),
 }
-"""Modules that each extra of pyproject.toml brings."""
+"""Modules that each extra of pyproject.toml installs."""
 
 PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}
-"""What pip calls a module, where the names differ."""
+"""The package name of a module for pip, where the two differ."""
 
 
 class MissingExtra(ImportError):
@@ -25,9 +25,9 @@ class MissingExtra(ImportError):
 
 @contextlib.contextmanager
 def extra(name: str, command: str | None = None) -> Iterator[None]:
-    """Imports of an extra's libraries: where one is missing, an error that says what to install.
+    """A context for imports of an extra's libraries: if one is missing, the error says what to install.
 
-    For a module run as a command (`command` is its `__name__`) the sentence is all that is printed.
+    For a module that is run as a command (`command` is its `__name__`) only that sentence is printed.
     """
     try:
         yield

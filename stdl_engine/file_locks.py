@@ -1,6 +1,6 @@
-"""A file that one process at a time holds, so that two of them do not write the same folder.
+"""A lock file that one process at a time holds, so that two of them do not write into the same folder.
 
-The lock goes with the process, however it ends: a file that a killed one has left behind locks nothing.
+The lock ends with the process, however it ends: a file that a killed process has left behind locks nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 NAME = ".lock"
-"""What such a file is called in the folder that it is for."""
+"""The name of the lock file in the folder that it protects."""
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""What a file system answers that knows no locks."""
+"""The errors of a file system without locks."""
 
 _held: set[int] = set()
 
@@ -24,12 +24,12 @@ class FileLock:
     """Held from the moment it is made until `release`.
 
     Attributes:
-        alone: whether no other process can hold it; False on a file system without locks, where everybody does.
+        alone: whether no other process can hold it; False on a file system without locks.
     """
 
     def __init__(self, folder: Path, when_taken: Callable[[str], None]) -> None:
-        """Where another process holds the lock, `when_taken` is called with a name for it: it may raise, and otherwise
-        this process waits."""
+        """If another process holds the lock, `when_taken` is called with the name of that process: it may raise;
+        otherwise this process waits."""
         self.path = folder / NAME
         self._process = os.getpid()
         while True:
@@ -43,7 +43,7 @@ class FileLock:
             except BaseException:
                 os.close(self._handle)
                 raise
-            os.close(self._handle)  # the one before removed the file as this one opened it: lock the new one
+            os.close(self._handle)  # the previous holder removed the file meanwhile: lock the new one
         _held.add(self._handle)
 
     def _acquire(self, when_taken: Callable[[str], None]) -> bool:
@@ -61,11 +61,11 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """Let the next one have it."""
-        if os.getpid() != self._process:  # a fork of the holder, which let go when it began
+        """Release the lock for the next process."""
+        if os.getpid() != self._process:  # a fork of the holder, which let go when it started
             return
         with contextlib.suppress(OSError):
-            self.path.unlink()  # before the lock is given up: whoever waits for it notices that it is gone
+            self.path.unlink()  # removed before the lock is released: a process that waits for it notices
         _held.discard(self._handle)
         os.close(self._handle)
 
@@ -78,7 +78,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _let_go_in_child() -> None:
-    """A worker process that outlives a killed parent for some seconds must not keep the folder from the next one."""
+    """A worker that outlives its killed parent for some seconds must not keep the folder locked."""
     for handle in _held:
         os.close(handle)
     _held.clear()

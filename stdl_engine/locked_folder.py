@@ -1,4 +1,4 @@
-"""A folder that one process at a time writes into: made for something new, or opened to go on with what is there."""
+"""A folder that one process at a time writes into: created for something new, or opened to continue what is there."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .file_locks import FileLock
 
 
 class LockedFolder:
-    """A folder with a file of settings, by which it is known, and other files that are whole or not there."""
+    """A folder that is recognised by its file of settings, with other files that are complete or absent."""
 
     settings_file: ClassVar[str]
     what: ClassVar[str]
-    """What the folder holds, in a word."""
+    """What the folder holds, in one word."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -24,8 +24,8 @@ class LockedFolder:
     @classmethod
     @contextlib.contextmanager
     def create(cls, path: Path, say: Callable[[str], None]) -> Iterator[Self]:
-        """A folder for something new, locked while in the context. If the settings are not written in it, whatever was
-        made of the folder is removed again."""
+        """A folder for something new, locked while in the context. If the settings are not written inside, what was
+        created of the folder is removed again."""
         folder = cls(path)
         folder.refuse_if_taken()
         made: list[Path] = []
@@ -35,7 +35,7 @@ class LockedFolder:
                 stack = contextlib.ExitStack()
                 stack.enter_context(_locked(path, say))
             with stack:
-                folder.refuse_if_taken()  # by a process that has just ended
+                folder.refuse_if_taken()  # removed by a process that has just ended
                 remove_unfinished(path)
                 yield folder
         finally:
@@ -56,21 +56,21 @@ class LockedFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """The folder of something that was begun, to read."""
+        """The folder of something that was begun, for reading."""
         folder = cls(path)
         if not (path / cls.settings_file).is_file():
             raise ValueError(f"{path} is no folder of a {cls.what}: it has no {cls.settings_file}.")
         return folder
 
     def refuse_if_taken(self) -> None:
-        """Reject a folder that holds something which would be lost."""
+        """Reject a folder whose contents would be lost."""
         if (self.path / self.settings_file).exists():
             raise self.taken(self.what)
 
     def taken(self, by: str) -> ValueError:
         """The error for a folder that holds something already."""
         return ValueError(
-            f"{self.path} holds a {by} already: go on with it by --resume {self.path}, or choose another --out."
+            f"{self.path} holds a {by} already: continue it with --resume {self.path}, or choose another --out."
         )
 
     def write(self, name: str, content: str | bytes) -> None:
@@ -80,17 +80,17 @@ class LockedFolder:
 
     @contextlib.contextmanager
     def _writing(self, name: str = "") -> Iterator[None]:
-        """A context that says what could not be written, and why."""
+        """A context in which an error says what could not be written, and why."""
         try:
             yield
         except OSError as error:
             raise ValueError(
-                f"cannot write to {self.path / name} ({error.strerror}): make room or choose another folder by --out."
+                f"cannot write to {self.path / name} ({error.strerror}): make room or choose another folder with --out."
             ) from error
 
 
 def _make(path: Path) -> Iterator[Path]:
-    """Make a folder and those that it is in; gives each one that was not there as soon as it is."""
+    """Make a folder and its parents; yields each one as soon as it has been created."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(exist_ok=True)
@@ -99,7 +99,7 @@ def _make(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """A context in which this process alone has the folder; if another has it, ValueError."""
+    """A context in which only this process has the folder; raises ValueError if another process has it."""
 
     def refuse(holder: str) -> None:
         raise ValueError(f"{folder} is being written by {holder}: wait until it has ended, or choose another folder.")
@@ -107,7 +107,7 @@ def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     lock = FileLock(folder, refuse)
     try:
         if not lock.alone:
-            say(f"{folder} is on a file system without locks: see to it that no other process writes there.")
+            say(f"{folder} is on a file system without locks: make sure that no other process writes there.")
         yield
     finally:
         lock.release()

@@ -9,19 +9,19 @@ from typing import Any
 
 @dataclass
 class Meter:
-    """Sums over the batches of an epoch; part of a checkpoint, so a resumed epoch reports all of itself."""
+    """Sums over the batches of an epoch; part of a checkpoint, so that a resumed epoch reports the whole epoch."""
 
     losses: list[float] = field(default_factory=list)
-    """Of each subnetwork, times samples."""
+    """The loss of each subnetwork, times samples."""
     correct: int = 0
     samples: int = 0
     seconds: float = 0.0
     steady_samples: int = 0
-    """Of batches whose time says how fast the training is."""
+    """Samples of the batches that count for speed."""
     steady_seconds: float = 0.0
 
     def add(self, losses: Sequence[float], correct: int, samples: int, seconds: float, steady: bool = True) -> None:
-        """One batch more; not `steady` is one whose time goes to compiling kernels or to being looked at."""
+        """Add one batch; it is not `steady` if kernels were compiled or memory was measured meanwhile."""
         before = self.losses or [0.0] * len(losses)
         self.losses = [total + loss * samples for total, loss in zip(before, losses, strict=True)]
         self.correct += correct
@@ -33,7 +33,7 @@ class Meter:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The epoch so far, in means; `train_loss` is that of the network's own classifier, the last."""
+        """Means over the epoch so far; `train_loss` is that of the network's own classifier, the last one."""
         losses = [loss / self.samples for loss in self.losses] or [0.0]
         figures = {
             "train_loss": losses[-1],
@@ -48,7 +48,7 @@ class Meter:
 
 
 def speed(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Samples per second of the batches whose time counts; of all, where there are none of those."""
+    """Samples per second of the batches that count for speed, or of all batches if there are none."""
     for samples, seconds in (("steady_samples", "steady_seconds"), ("samples", "train_seconds")):
         if total := sum(row[seconds] for row in rows):
             return sum(row[samples] for row in rows) / total

@@ -1,4 +1,4 @@
-"""Functions of the user's own that a recipe names, "package.module:function": found, called, and their errors told.
+"""A user's own functions that a recipe names, "package.module:function": found, called, and their errors reported.
 
 The module is looked for in the current folder and then wherever Python looks.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def call_own(reference: str, **offered: Any) -> Any:
-    """What the function that `reference` names returns for those of the keyword arguments that it takes."""
+    """Call the function that `reference` names, with those of the keyword arguments that it takes."""
     function, wanted = find_own(reference), parameters_of(reference)
     for parameter in wanted or ():
         if parameter.default is parameter.empty and parameter.name not in offered and not _gathers(parameter):
@@ -33,7 +33,7 @@ Parameters = list[inspect.Parameter] | None
 
 
 def parameters_of(reference: str) -> Parameters:
-    """The parameters of the function that `reference` names; None for one written in C that does not tell."""
+    """The parameters of the function that `reference` names; None for a C function that does not declare them."""
     try:
         return list(inspect.signature(find_own(reference)).parameters.values())
     except ValueError:
@@ -57,7 +57,7 @@ def find_own(reference: str) -> Callable[..., Any]:
     if not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
         raise ValueError(f'{reference!r} names no function: write "package.module:function".')
     here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:  # a command that pip installed does not look in the current folder
+    if here not in sys.path and "" not in sys.path:  # a command installed by pip does not look in the current folder
         sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:
@@ -83,7 +83,7 @@ def find_own(reference: str) -> Callable[..., Any]:
 
 
 def _told(error: Exception) -> str:
-    """An error of the user's code in one line: its kind, what it says, and where it was raised."""
+    """An error of the user's code in one line: its kind, its message, and where it was raised."""
     said = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {said}"

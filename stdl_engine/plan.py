@@ -1,7 +1,7 @@
-"""What a training step will need, before the first run: `python -m stdl_engine.plan RECIPE-OR-MODEL [--budget B] ...`.
+"""What a training step will need, before any run: `python -m stdl_engine.plan RECIPE-OR-MODEL [--budget B] ...`.
 
 Every field of a recipe is an option. The real training step of the real rule runs on fake tensors (see
-planning/planner.py): no data, no GPU, seconds.
+planning/planner.py), in seconds, without data or a GPU.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ COMPARED = ("bptt", "sltt", "decolle", "ell", "stdl")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Recipe):
-    """A recipe's settings, and what to say of them."""
+    """A recipe's settings, and what to find out about them."""
 
     compare: bool = False
     """All rules side by side, in both forms of memory."""
     curve: Path | None = None
-    """Write what each rule can do, bytes against work, to this file as CSV and beside it as a picture (.png)."""
+    """Write each rule's trade-off of bytes against work to this file as CSV, and beside it as a picture (.png)."""
     fit: str | None = None
     """The largest batch that fits into this much memory, "24GiB", for each rule, or for the one that --rule names."""
     stages: int | None = None
-    """What each rank will need, do and send, if the subnetworks are spread over so many stages (docs/parallel.md)."""
+    """What each rank will need, compute and send if subnetworks are spread over this many stages (docs/parallel.md)."""
     ranks: int | None = None
-    """With --stages: so many ranks in all, those of a stage sharing each batch; by default one per stage."""
+    """With --stages: the total number of ranks, where those of a stage share each batch; by default one per stage."""
     scaling: int | None = None
-    """Simulate up to so many ranks, and say how far it scales and why no further."""
+    """Simulate up to this many ranks, and say how far training scales and what limits it."""
     rank_speed: float = Machine.multiply_adds
     """With --scaling: multiply-adds per second of a rank."""
     bandwidth: float = Machine.bandwidth
     """With --scaling: bytes per second of a link between ranks."""
     config: Path | None = None
-    """A file of settings, TOML or JSON, in place of the recipe's."""
+    """A file of settings, TOML or JSON, that override the recipe's."""
     json: bool = False
     """Print JSON."""
 
     def __post_init__(self) -> None:
-        """Nothing: the recipe checks itself when it is taken out of these options."""
+        """Checks nothing: the recipe checks itself when it is made from these options."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def command(arguments: list[str], stop: StopSignals) -> None:
     printer, progress = Printer(), Printer(stderr=True)
     recipe = recipe_in(options)
     if named & {"dataset", "data", "size", "sensor"} and not {"in_shape", "num_classes"} <= named:
-        recipe = for_data(recipe, load_data(recipe))  # a network for other data than the recipe's has other shapes
+        recipe = for_data(recipe, load_data(recipe))  # a network for other data than the recipe's may have other shapes
     if options.scaling is not None:
         machine = Machine(options.rank_speed, options.bandwidth)
         with progress.console.status("planning"):
@@ -112,7 +112,7 @@ def command(arguments: list[str], stop: StopSignals) -> None:
 
 
 def parse_options(arguments: list[str]) -> tuple[Options, set[str]]:
-    """The recipe that is named first with what the options change, and the names of what was changed."""
+    """The recipe that is named first, changed by the options, and the names of the changed settings."""
     named = bool(arguments) and not arguments[0].startswith("-")
     if not named and not {"help", "config"} & given(arguments) and "-h" not in arguments:
         raise ValueError(f"name a recipe or a model to plan for: {', '.join(RECIPES)}.")
@@ -123,8 +123,8 @@ def parse_options(arguments: list[str]) -> tuple[Options, set[str]]:
     _check_rank_options(typed)
     if {"compare", "fit", "curve"} & typed:
         _check_modes(typed)
-        settings |= {} if "rule" in typed else {"rule": "stdl"}  # a budget is STDL's, whatever the recipe's own rule
-    described = f"What a training step will need. Recipes: {', '.join(RECIPES)}; the name of a model does too."
+        settings |= {} if "rule" in typed else {"rule": "stdl"}  # a budget is for STDL, whatever the recipe's own rule
+    described = f"The memory that a training step will need. Recipes: {', '.join(RECIPES)}; or the name of a model."
     prog = f"python -m stdl_engine.plan {recipe.name}"
     parsed = parse(Options, Options(**settings), options, prog, described)
     if parsed.rule == "auto" and {"fit", "curve"} & typed:
@@ -133,7 +133,7 @@ def parse_options(arguments: list[str]) -> tuple[Options, set[str]]:
 
 
 def _check_rank_options(typed: set[str]) -> None:
-    """Reject options about ranks that would be of no use."""
+    """Reject options about ranks that would have no effect."""
     modes = {"stages", "scaling", "compare", "fit", "curve"}
     if {"stages", "scaling"} & typed and len(modes & typed) > 1:
         one, other, *_ = sorted(modes & typed)
@@ -144,7 +144,7 @@ def _check_rank_options(typed: set[str]) -> None:
 
 
 def _check_modes(typed: set[str]) -> None:
-    """Reject options that would be of no use."""
+    """Reject options that would have no effect."""
     for mode, other in (
         ("compare", "fit"), ("compare", "curve"), ("curve", "fit"), ("compare", "rule"), ("compare", "memory"),
         ("curve", "memory"), ("curve", "budget"), ("curve", "recompute"), ("fit", "batch_size"),
@@ -169,7 +169,7 @@ def compare(recipe: Recipe, progress: Printer) -> list[Prediction]:
 
 
 def write_curve(recipe: Recipe, rules: tuple[str, ...], path: Path, progress: Printer) -> list[Prediction]:
-    """What each rule can do, in a file of values and a picture."""
+    """Write the trade-off of each rule as a file of values and a picture."""
     predictions = []
     for rule in rules:
         with progress.console.status(f"planning {rule}") as status:
@@ -184,7 +184,7 @@ def write_curve(recipe: Recipe, rules: tuple[str, ...], path: Path, progress: Pr
 
 
 def fit(recipe: Recipe, rules: tuple[str, ...], size: str, progress: Printer) -> list[dict[str, Any]]:
-    """For each rule the largest batch whose step peaks within the memory asked for, said on the way."""
+    """For each rule the largest batch whose step peaks within the given memory; prints progress."""
     limit, binary = parse_bytes(size), in_binary(size)
     answers: list[dict[str, Any]] = []
     for number, rule in enumerate(rules, 1):
@@ -209,7 +209,7 @@ def fit(recipe: Recipe, rules: tuple[str, ...], size: str, progress: Printer) ->
 
 
 def largest_batch(recipe: Recipe, limit: int, trying: Any) -> dict[str, int]:
-    """Activations grow in proportion to the batch and the rest does not: two plans give the line, others check it."""
+    """Activations grow in proportion to the batch and the rest does not: two plans give a line, and others check it."""
 
     def peak(batch_size: int) -> int:
         peak_bytes = predict_peak(replace(recipe, batch_size=batch_size)).peak_bytes
@@ -232,7 +232,7 @@ def largest_batch(recipe: Recipe, limit: int, trying: Any) -> dict[str, int]:
 
 
 def in_binary(size: str | None) -> bool:
-    """Whether an amount of memory was written in powers of 1024, and is to be answered so."""
+    """Whether an amount of memory was written in powers of 1024, so that answers are too."""
     return size is not None and parse_budget(size).binary
 
 

@@ -1,4 +1,4 @@
-"""What a command says: on the terminal, and with the time of day in the log of a run."""
+"""What a command prints: on the terminal, and with the time of day in the log of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from rich.console import Console, RenderableType
 
 WIDTH = 80
-"""Columns of what is printed where there is no terminal to ask, and in logs."""
+"""The number of columns where there is no terminal to ask, and in logs."""
 
 
 class Printer:
@@ -25,17 +25,17 @@ class Printer:
 
     def __init__(self, *, stderr: bool = False) -> None:
         stream = sys.stderr if stderr else sys.stdout
-        seen = stream is not None and stream.isatty()  # None is what Python makes of a closed stream
+        seen = stream is not None and stream.isatty()  # Python sets a closed stream to None
         self.console = _Console(stderr=stderr, width=None if seen else WIDTH)
         self._log: TextIO | None = None
 
     def say(self, text: str) -> None:
-        """One line, or several; none is broken."""
+        """Print one line or several, without wrapping."""
         self._print(text, highlight=False, markup=False, soft_wrap=True)
         self.log(text)
 
     def show(self, table: RenderableType) -> None:
-        """A table, or whatever else rich can draw."""
+        """Print a table, or anything else that rich can draw."""
         self._print(table)
         if self._log is not None:
             page = io.StringIO()
@@ -49,7 +49,7 @@ class Printer:
             self.console.on_broken_pipe()
 
     def log(self, text: str) -> None:
-        """A line for the log alone."""
+        """Write a line to the log only."""
         if self._log is not None:
             for line in text.splitlines():
                 self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
@@ -66,7 +66,7 @@ class Printer:
 
 
 class SilentPrinter(Printer):
-    """Says nothing: another process speaks for this one."""
+    """Prints nothing: another process prints for this one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class SilentPrinter(Printer):
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Print into nothing from now on; rich itself would end the command."""
+        """Discard output from now on; rich itself would end the command."""
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, self.file.fileno())
         os.close(nothing)

@@ -1,7 +1,7 @@
-"""The memory of the whole process: how it is asked for, and how much of it there was at most.
+"""The memory of the whole process: how it is allocated, and its peak.
 
-A budget counts live tensors. What the system sees is the process: the interpreter and its libraries, the data held in
-memory, workspaces inside operators, and memory that the allocator keeps after a tensor has died.
+A budget counts live tensors. The system sees the whole process: the interpreter and its libraries, the data held in
+memory, workspaces inside operators, and memory that the allocator keeps after a tensor was freed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Names of glibc's settings (malloc.h)."""
 THRESHOLD = 128 << 10
-"""Bytes from which a block is mapped on its own, and given back to the system as soon as it is freed; what glibc begins
-with."""
+"""The size in bytes from which a block is mapped on its own, and returned to the system as soon as it is freed; glibc's
+initial value."""
 
 
 def keep_malloc_tight() -> bool:
-    """Have glibc give large blocks back when they are freed; False where there is no glibc.
+    """Make glibc return large blocks when they are freed; returns False where there is no glibc.
 
-    By default it raises its thresholds with every large block that is freed, up to 32 MiB, and then serves tensors from
-    one heap, whose holes stay part of the process. Mapping each block takes time (`python -m bench.process_memory`).
+    By default it raises its thresholds whenever a large block is freed, up to 32 MiB, and then serves tensors from one
+    heap, whose holes stay part of the process. Mapping each block takes time (`python -m bench.process_memory`).
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -36,21 +36,21 @@ def keep_malloc_tight() -> bool:
 
 @dataclass
 class ProcessPeak:
-    """The peak of a process's memory since `start`, and how far that is above what it held then."""
+    """The peak of a process's memory since `start`, and how much more that is than it held then."""
 
     held: int = 0
     """Bytes that it had at `start`."""
 
     @classmethod
     def start(cls) -> ProcessPeak:
-        """Count from now on, where the system can; else the peak is that since the process began."""
+        """Count from now on, if the system can; otherwise the peak is that since the process began."""
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         return cls(_status("VmRSS") or 0)
 
     @property
     def peak(self) -> int:
-        """Bytes of physical memory that the process had at most."""
+        """The most bytes of physical memory that the process had."""
         if (peak := _status("VmHWM")) is not None:
             return peak
         unit = 1 if sys.platform == "darwin" else 1024

@@ -1,4 +1,4 @@
-"""What ranks will need and do, for `python -m stdl_engine.plan RECIPE --stages N`, and how far that scales."""
+"""What ranks will need and compute, for `python -m stdl_engine.plan RECIPE --stages N`, and how far that scales."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class RankPlan:
 
 
 def rule_of(recipe: Recipe, shards: int) -> Rule:
-    """The recipe's rule without numbers, for one rank's part of each batch."""
+    """The recipe's rule on fake tensors, for one rank's part of each batch."""
     here = for_shard(recipe, shards)
     model = shapes_of(here)
     return make_rule(here, model, sample_batch(here, next(model.parameters()).device), 1)
 
 
 def plan_ranks(recipe: Recipe, stages: int, ranks: int | None) -> RankPlan:
-    """The stages of a recipe on so many ranks, or on one rank per stage."""
+    """The stages of a recipe on this many ranks, or on one rank per stage."""
     ranks = stages if ranks is None else ranks
     if stages < 1 or ranks % stages:
         raise ValueError(f"--ranks {ranks} cannot be {stages} stages: make it a multiple of {stages}.")

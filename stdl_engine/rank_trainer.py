@@ -1,4 +1,4 @@
-"""One run on several ranks: what `Trainer` does, with one folder, one voice and one checkpoint for all."""
+"""One run on several ranks: what `Trainer` does, with one folder, one printer and one checkpoint for all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .trainer import Trainer
 class RankTrainer(Trainer):
     """Trains one part of a recipe's network, on one part of its batches.
 
-    The first stage reads the data and decides when to stop; the last one, which is rank 0, counts, speaks and writes.
+    The first stage reads the data and decides when to stop; the last one, which is rank 0, counts, prints and writes.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RankTrainer(Trainer):
         self._seed_this_rank()
 
     def _seed_this_rank(self) -> None:
-        """Have layers that draw random numbers draw others on every rank."""
+        """Make layers that draw random numbers draw different ones on every rank."""
         if self.ranks.rank:
             torch.manual_seed(generator_for(self.recipe.seed, 0, 0, 0, self.ranks.rank).initial_seed())
 
@@ -67,7 +67,7 @@ class RankTrainer(Trainer):
         self.parallel.close()
         return summary
 
-    # `Trainer` hands a board, samples and labels from one of these methods to the next: on ranks without them, None.
+    # `Trainer` passes a board, samples and labels from one of these methods to the next; ranks without them pass None.
 
     def _board(self) -> contextlib.AbstractContextManager[SummaryWriter | None]:  # type: ignore[override]  # as above
         return super()._board() if self.ranks.speaks else contextlib.nullcontext()
@@ -104,7 +104,7 @@ class RankTrainer(Trainer):
 
     @contextlib.contextmanager
     def _followed(self) -> Iterator[None]:
-        """Inside, the memory of this rank's training step is followed, what it holds all the time included."""
+        """Inside, the memory of this rank's training step is tracked, including what it holds all the time."""
         tracker = Tracker()
         tracker.follow(held(self.parallel.mine, self.rule.optimizers))
         with tracker:
@@ -123,7 +123,7 @@ class RankTrainer(Trainer):
         return self.ranks.from_speaker(row)
 
     def _joint_meter(self) -> Meter:
-        """What all ranks have counted together; time is that of each."""
+        """The sums over all ranks; times are this rank's own."""
         if not self.ranks.is_last:
             return self.meter
         meter = self.meter
@@ -163,15 +163,15 @@ class RankTrainer(Trainer):
                 self.ranks.ask_to_stop(self.stop.number)
             return
         number = self.ranks.agreed(self.stop.number or self.ranks.asked_to_stop())
-        if number and self.epoch < self.recipe.epochs:  # else there is nothing left to stop
+        if number and self.epoch < self.recipe.epochs:  # otherwise there is nothing left to stop
             self.parallel.halt(signal=number)
             self._halt(number)
 
     def _halt(self, number: int) -> NoReturn:
         self._check_weights()
         self.save()
-        self.ranks.meet()  # torchrun ends all others when the first has ended, and one of them writes
-        raise Stopped(number, f": go on by --resume {self.folder.path}")
+        self.ranks.meet()  # torchrun ends all ranks when the first has ended, and one of them is still writing
+        raise Stopped(number, f": continue with --resume {self.folder.path}")
 
     def save(self) -> None:
         meter = self._joint_meter()

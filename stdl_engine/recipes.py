@@ -1,6 +1,6 @@
-"""What to train, on what, and how: the paper's settings, one recipe a row, and small ones for a laptop's CPU.
+"""What to train, on what, and how: one recipe per row of the paper's settings, and small ones for a laptop's CPU.
 
-A recipe is settings and nothing else; `stdl_engine.building` makes data, networks and rules of it.
+A recipe is settings and nothing else; `stdl_engine.building` makes data, networks and rules from it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from .rules import CHOICES
 from .settings import Between, OneOf, OneOfOrOwn, SettingError, check_fields
 
 SMALLEST_BATCH = 2
-"""Samples that batch norm can learn from."""
+"""The fewest samples that batch norm can learn from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One way to train one network on one dataset; made with settings that cannot be, it raises `SettingError`."""
+    """One way to train one network on one dataset; impossible settings raise `SettingError`."""
 
     name: str
-    """What the folders of its runs are called."""
+    """The name, which the folders of its runs get."""
 
     dataset: str
-    """A name in `stdl_engine.data.DATASETS` (npz, folder and event-folder are for your own data), or a function of your
-    own that loads data, "package.module:function"."""
+    """A name in `stdl_engine.data.DATASETS` (npz, folder and event-folder are for your own data), or your own function
+    that loads data, "package.module:function"."""
     data: Path = Path("data")
     """The folder that datasets are in; for npz the file itself, for folder and event-folder the folder itself."""
     augment: Literal["paper", "light", "none"] = "paper"
-    """How training images are varied: as in the paper, only shifted and mirrored, or not at all."""
+    """How training images are augmented: as in the paper, only shifted and mirrored, or not at all."""
     size: Annotated[int | None, Between(1, 4096)] = None
-    """Side of the images, for data that comes in several (digits, digits-events, folder)."""
+    """Side length of the images, for data that comes in several sizes (digits, digits-events, folder)."""
     split_by: Literal["number", "count", "time"] | None = None
     """How recordings of events are cut into T frames: of equally many events (number or count, the default), or of
     equal duration (time)."""
@@ -46,79 +46,76 @@ class Recipe:
     columns: str | None = None
     """The order of the columns of event-folder's plain arrays, "xytp"; by default "txyp"."""
     in_shape: Annotated[tuple[int, int, int], Between(1, 65536)]
-    """Channels, height and width of one sample; in training the data decides."""
+    """Channels, height and width of one sample; in training the data decides this."""
     num_classes: Annotated[int, Between(1, 1_000_000)]
-    """In training the data decides."""
+    """The number of classes; in training the data decides this."""
     events: bool = False
-    """Whether a sample is a sequence of T frames of events, or one image shown T times; in training the data
-    decides."""
+    """Whether a sample is a sequence of T frames of events or one image shown T times; in training the data decides."""
     on_bad_sample: Literal["stop", "skip"] = "stop"
-    """What a file that cannot be read does: stop the run, or be left out and counted."""
+    """What happens if a file cannot be read: it stops the run, or it is left out and counted."""
     workers: Annotated[int, Between(0, 256)] = 2
     """Processes that read files; data under 2 GB is held in memory and needs none."""
 
     model: Annotated[str, OneOfOrOwn(MODELS)]
-    """A name in `stdl_engine.models.MODELS`, or a function of your own that builds a network,
-    "package.module:function"."""
+    """A name in `stdl_engine.models.MODELS`, or your own function that builds a network, "package.module:function"."""
     width: Annotated[float, Between(0.001, 100)] = 1.0
     """Multiplies every channel count."""
     neuron: Annotated[str, OneOf(NEURONS)] = "lif"
     """A name in `stdl_engine.neurons.NEURONS`."""
     decay: Annotated[float, Between(0, 1)] = 0.1
-    """λ, what is left of a membrane after one time step."""
+    """λ, the share of a membrane that is left after one time step."""
     threshold: Annotated[float, Between(1e-6, 1e6)] = 1.0
     """The membrane at which a neuron fires."""
     steps: Annotated[int, Between(1, 10_000)]
     """Time steps T."""
 
     rule: Annotated[str, OneOf(CHOICES)] = "stdl"
-    """A name in `stdl_engine.rules.RULES`; or "auto", the most exact one that fits the budget."""
+    """A name in `stdl_engine.rules.RULES`; or "auto", the most exact rule that fits the budget."""
     budget: str | None = None
     """Bytes that a training step may take ("2GiB"). For STDL also a fraction ("0.5") or "published"; its default is
-    "published" if there is such a row, else half."""
+    "published" if the paper has one for the network, otherwise half."""
     recompute: Literal["none", "all", "twice", "auto"] = "auto"
-    """Which pieces of the network run again in backward instead of being kept: none, all, through time all twice, or
-    as few as a budget in bytes asks for. Same results."""
+    """Which pieces of the network run again in backward instead of being kept: none; all; all twice (BPTT only); or as
+    few as a budget in bytes requires. The results are the same."""
     chunk: Annotated[int | Literal["auto"], Between(1, 10_000)] = 1
     """How many time steps of a subnetwork run together, which is faster and takes more memory; "auto" is as many as a
-    budget in bytes lets, or without one as take at most a quarter more memory. Same results, to rounding."""
+    budget in bytes allows, or without one as many as take at most a quarter more memory. The results are the same
+    within rounding."""
     variant: Annotated[str, OneOf(VARIANTS)] = "stdl"
-    """STDL: how auxiliary networks are made, as the method has it or by one of its ablations."""
+    """STDL: how auxiliary networks are made, by the paper's method or by one of its ablations."""
     layerwise: bool = False
-    """STDL: make every unit a subnetwork of its own (ablation)."""
+    """STDL: make every unit its own subnetwork (ablation)."""
     groups: Annotated[int, Between(1, 10_000)] = 3
-    """K of the rule even."""
+    """K, the number of groups of the rule even."""
     memory: Literal["lean", "paper"] = "lean"
-    """How activations are kept: in the least memory, or in the plain form; same results, to rounding where
-    channels_last on CPU lets convolutions read bits."""
+    """How activations are kept: lean, in little memory, or in the paper's plain form. The results are the same, or
+    within rounding where channels_last on CPU lets convolutions read bits."""
 
     epochs: Annotated[int, Between(1, 1_000_000)]
     batch_size: Annotated[int, Between(SMALLEST_BATCH, 10_000_000)]
     optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: Annotated[float, Between(0, 1e30)]
-    """At the start; falls along a cosine to zero."""
+    """The learning rate at the start; it falls along a cosine to zero."""
     weight_decay: Annotated[float, Between(0, 1e6)]
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     channels_last: bool = True
-    """Whether images lie in memory channel by channel for each pixel, which convolutions prefer."""
+    """Whether the channels of a pixel are adjacent in memory, which convolutions prefer."""
     compile: bool = False
     """Compile the units of the network with torch.compile."""
     sync_norm: bool = False
-    """Where torchrun spreads batches over ranks: compute batch norm over the samples of all of them
-    (docs/parallel.md)."""
+    """If torchrun spreads batches over ranks: compute batch norm over the samples of all ranks (docs/parallel.md)."""
     tight_malloc: bool = False
-    """Have freed memory given back at once, so that the process takes little more than its live tensors; slower
+    """Return freed memory to the system at once, so that the process takes little more than its live tensors; slower
     (docs/memory.md)."""
     device: str = "auto"
-    """"auto" takes a GPU if there is one; else "cpu", "cuda", "cuda:1"."""
+    """"auto" uses a GPU if there is one; or "cpu", "cuda", "cuda:1"."""
     seed: Annotated[int, Between(0, 2**63 - 1)] = 0
     validate: Annotated[float, Between(0, 0.9)] = 0.0
-    """The share of the training set that is kept apart to choose the best epoch on; without any it is chosen on the
-    test set."""
+    """The share of the training set kept apart to choose the best epoch; with 0 it is chosen on the test set."""
     start_from: Path | None = None
-    """The folder of a run whose weights to begin with."""
+    """The folder of a run whose weights are the initial ones."""
     first_stage: str | None = None
-    """The recipe of that run, where this one is a second stage."""
+    """The recipe of that run, if this one is a second stage."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -210,20 +207,20 @@ def find(name: str) -> Recipe:
 
 
 def by_rule(recipe: Recipe, rule: str, memory: str | None = None) -> Recipe:
-    """The recipe by another rule, and in another form of memory if one is named; what only STDL takes is kept for STDL
-    alone."""
+    """The recipe with another rule, and with another form of memory if one is named; settings that only STDL takes are
+    kept only for STDL."""
     only_stdl = {} if rule == "stdl" else {"budget": None, "variant": "stdl", "layerwise": False}
     changes: Part = {"rule": rule, "memory": memory or recipe.memory, **only_stdl}
     return replace(recipe, **changes)
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:
-    """A recipe in plain values, as JSON has them."""
+    """A recipe as plain values, for JSON."""
     return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(recipe).items()}
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
-    """A recipe as `as_dict` wrote it; settings that it lacks are the default ones, if there are such."""
+    """A recipe from what `as_dict` wrote; missing settings get their defaults, if they have any."""
     check_names(values)
     missing = [field.name for field in fields(Recipe) if field.name not in values and not hasattr(Recipe, field.name)]
     if missing:
@@ -232,7 +229,7 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
 
 
 def check_names(names: Mapping[str, Any]) -> None:
-    """Reject names that are no settings of a recipe."""
+    """Reject names that are not settings of a recipe."""
     known = [field.name for field in fields(Recipe)]
     for name in names:
         if name not in known:

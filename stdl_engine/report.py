@@ -1,13 +1,10 @@
 """The paper's analyses of your own networks, on one page: `python -m stdl_engine.report OUT [--recipe R] [--only A,B]`.
 
-OUT/index.html    the page: no network, no scripts, pictures inside
-OUT/data/*.csv    the values behind every figure
-OUT/pictures/     its charts as files
-OUT/report.json   settings, runs, versions, and all values once more
-OUT/runs/         one folder for each run, named after its settings
-OUT/plans/        predicted peaks, which are kept as well
+OUT/index.html    the page: works offline, no scripts, pictures inside OUT/data/*.csv    the values behind every figure
+OUT/pictures/     its charts as files OUT/report.json   settings, runs, versions, and all values once more OUT/runs/
+one folder for each run, named after its settings OUT/plans/        predicted peaks, which are kept as well
 
-What is missing is trained, what is there is kept: the same command goes on after it was stopped or killed.
+Missing runs are trained and existing ones are kept, so the same command continues a report that was stopped or killed.
 """
 
 from __future__ import annotations
@@ -44,38 +41,38 @@ with extra("train", __name__):
 
 DEFAULT = "digits"
 EPOCHS = 3
-"""Where no recipe is named and no number of epochs, so that all analyses take minutes."""
+"""The epochs if neither a recipe nor a number of epochs is named, so that all analyses take minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Recipe):
-    """A recipe's settings, and what to make of them."""
+    """A recipe's settings, and what to report about them."""
 
     recipe: str = DEFAULT
-    """The recipe to train; its other fields are options too. Where none is named it is digits, for 3 epochs."""
+    """The recipe to train; its other fields are options too. The default is digits, for 3 epochs."""
     only: tuple[str, ...] = ()
-    """The analyses to make, by name; by default all of them, or of runs that --run names those of trained networks."""
+    """The analyses to make, by name; by default all, or with --run those that look at trained networks."""
     rules: tuple[str, ...] = COMPARED
     """The rules to compare."""
     seeds: int = 1
-    """How many runs, with as many seeds, each figure is the mean of."""
+    """How many runs, each with its own seed, are averaged for each figure."""
     run: tuple[Path, ...] = ()
-    """Folders of runs of yours to look at in place of training some."""
+    """Folders of your own runs to look at, instead of training."""
     config: Path | None = None
-    """A file of settings, TOML or JSON (a run's config.json), in place of the recipe's."""
+    """A file of settings, TOML or JSON (a run's config.json), that override the recipe's."""
 
     def __post_init__(self) -> None:
-        """Nothing: the recipe checks itself when it is taken out of these options."""
+        """Checks nothing: the recipe checks itself when it is made from these options."""
 
 
 class ReportFolder(LockedFolder):
-    """The folder of a report, which may be written again."""
+    """The folder of a report, which may be overwritten by a new one."""
 
     settings_file = "report.json"
     what = "report"
 
     def refuse_if_taken(self) -> None:
-        """Reject a folder whose files are not a report's."""
+        """Reject a folder whose files do not belong to a report."""
         for name, what in (("config.json", "run"), ("compare.json", "comparison")):
             if (self.path / name).exists():
                 raise ValueError(f"{self.path} holds a {what}: choose another folder for the report.")
@@ -105,7 +102,7 @@ def parse_options(arguments: list[str]) -> tuple[Choice, list[str]]:
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}: choose from {', '.join(RECIPES)}.")
     settings, configured = with_config(RECIPES[name], arguments)
-    settings |= {"rule": "stdl"}  # a budget is STDL's, whatever the recipe's own rule
+    settings |= {"rule": "stdl"}  # a budget is for STDL, whatever the recipe's own rule
     if not typed & {"recipe", "epochs"} and "epochs" not in configured:
         settings |= {"epochs": EPOCHS}
     described = f"Analyses of trained networks on one page. Analyses: {', '.join(ANALYSES)}."
@@ -170,7 +167,7 @@ def write(
         folder.write(name, content)
     for path in (*folder.path.glob("data/*"), *folder.path.glob("pictures/*.svg")):
         if str(path.relative_to(folder.path)) not in files:
-            path.unlink()  # of a report before this one, which had other figures
+            path.unlink()  # left by an earlier report that had other figures
     commands = [shlex.join(typed), *(command_of(run.recipe, run.path) for run in runs if run not in study.given)]
     packages = versions()
     made_with = {
@@ -192,7 +189,7 @@ def write(
     end = ", ".join(f"{name} {number}" for name, number in packages.items())
     lead = f"{study.described()}."
     if study.choice.seeds > 1:
-        lead += " Figures are means over seeds; ± is the standard deviation of a sample."
+        lead += " Figures are means over seeds; ± is the sample standard deviation."
     title = f"{study.recipe.name}: learning rules side by side"
     folder.write("index.html", page(title, lead, sections, commands, f"{end}; {made_with['machine']}."))
 

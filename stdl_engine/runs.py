@@ -1,14 +1,10 @@
-"""The folder of a run: its settings, what was measured each epoch, curves, checkpoints, and a summary at the end.
+"""The folder of a run: its settings, the metrics of each epoch, curves, checkpoints, and a summary at the end.
 
 config.json      the recipe, every field of it
 plan.txt         subnetworks and auxiliary networks
-metrics.jsonl    one line an epoch
-curves.png       loss and accuracy
-tensorboard/     the same and more, for TensorBoard
-log.txt          what was printed, with the time
-checkpoint-*.pt  the last two
-best-*.pt        the weights of the best epoch
-summary.json     once the run is over
+metrics.jsonl    one line per epoch curves.png       loss and accuracy tensorboard/     the same and more, for
+TensorBoard log.txt          what was printed, with the time checkpoint-*.pt  the last two best-*.pt        the weights
+of the best epoch summary.json     once the run is over
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from .recipes import Recipe
 
 PACKAGES = ("torch", "torchvision", "triton", "numba", "numpy", "spikingjelly")
 MAY_CHANGE = ("data", "workers", "device", "on_bad_sample", "tight_malloc")
-"""Settings that a run may be resumed with others of: where its data lies and what it runs on."""
+"""Settings that may change when a run is resumed: where its data is and what it runs on."""
 
 
 class RunFolder(LockedFolder):
@@ -43,15 +39,15 @@ class RunFolder(LockedFolder):
     what = "run"
 
     def refuse_if_taken(self) -> None:
-        """Reject a folder with a run that has trained on anything, or with a comparison; a run that was begun and no
-        more may begin again."""
+        """Reject a folder with a comparison, or with a run that has trained on anything; a run that has trained nothing
+        may begin again."""
         if (self.path / "compare.json").exists():
             raise self.taken("comparison")
         if any(checkpoints.batches_of(path) for path in self._checkpoints()):
             raise self.taken(self.what)
 
     def begin(self, recipe: Recipe) -> None:
-        """Keep every setting of the run, and nothing of one that was begun here before."""
+        """Save every setting of the run, and remove what an earlier run that was begun here has left."""
         stale = [self.path / name for name in ("metrics.jsonl", "curves.png", "summary.json")]
         for path in (*stale, *self._checkpoints()):
             path.unlink(missing_ok=True)
@@ -64,7 +60,7 @@ class RunFolder(LockedFolder):
 
     @property
     def recipe(self) -> Recipe:
-        """What the run trains."""
+        """The recipe that the run trains."""
         path = self.path / "config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -75,13 +71,13 @@ class RunFolder(LockedFolder):
             raise ValueError(f"{path} is not what a run writes ({error}): start the run again.") from error
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
-        """Replace what was measured, and draw it."""
+        """Replace the metrics, and draw them."""
         self.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         if rows:
             self.write("curves.png", draw(rows, f"{self.recipe.name}, {self.recipe.rule}"))
 
     def write_summary(self, rows: list[dict[str, Any]], **figures: Any) -> dict[str, Any]:
-        """The run in one file, once it is over."""
+        """Write the summary of the run, once it is over."""
         recipe, best = self.recipe, best_row(rows)
         summary = {
             "recipe": recipe.name,
@@ -116,12 +112,12 @@ class SilentRunFolder(RunFolder):
 
 
 def chosen_on(rows: list[dict[str, Any]]) -> str:
-    """Which samples the best epoch is chosen on: those kept apart for it, or for want of them the test set."""
+    """Which samples the best epoch is chosen on: the validation set or, if there is none, the test set."""
     return "validation" if "validation_accuracy" in rows[-1] else "test"
 
 
 def best_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The epoch of the highest accuracy, the first of them."""
+    """The epoch with the highest accuracy; of several, the first."""
     return max(rows, key=lambda row: row[f"{chosen_on(rows)}_accuracy"])
 
 
@@ -167,7 +163,7 @@ def check_same_settings(recipe: Recipe, saved: dict[str, Any], path: Path) -> No
 
 
 def load_weights(module: nn.Module, values: dict[str, Tensor], otherwise: str) -> None:
-    """Load weights of a module of the same shapes; another one's are refused by the sentence `otherwise`."""
+    """Load weights into a module; if the shapes differ, they are refused with the sentence `otherwise`."""
     try:
         module.load_state_dict(values)
     except (RuntimeError, AttributeError, TypeError) as error:
@@ -181,12 +177,12 @@ def versions() -> dict[str, str]:
         try:
             numbers[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            continue  # triton is not there on every system
+            continue  # triton is not available on every system
     return numbers
 
 
 def commit() -> str:
-    """The commit of the source, with a plus sign if files have been changed since; nothing outside its repository."""
+    """The commit of the source, with a plus sign if files have been changed since; empty outside its repository."""
     git = functools.partial(subprocess.run, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     try:
         if git(["git", "ls-files", "--error-unmatch", Path(__file__).name]).returncode:

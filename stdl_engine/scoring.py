@@ -1,4 +1,4 @@
-"""How good a network is on labelled samples, and how much each of its units fires meanwhile."""
+"""How well a network does on labelled samples, and how much each of its units fires meanwhile."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .rules.inference import mean_logits
 from .units import label_of
 
 RATES_FROM = 4
-"""Batches, spread over the whole set, on which firing rates are measured: they change little from one to another."""
+"""The number of batches, spread over the whole set, on which firing rates are measured: rates vary little."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a set of samples says of a network.
+    """The results of a network on a set of samples.
 
     Attributes:
         accuracy: the share of samples whose label has the largest logit.
@@ -39,8 +39,7 @@ class Score:
 
 @torch.no_grad()
 def score(model: nn.Sequential, batches: Batches, recipe: Recipe, device: torch.device) -> Score:
-    """Run the plain network over a set in evaluation mode, in the recipe's precision; the model is given back as it
-    was."""
+    """Run the plain network over a set in evaluation mode, in the recipe's precision; the model is left as it was."""
     tally, dtype = Tally(model, batches, device), PRECISIONS[recipe.precision]
     with torch.autocast(device.type, dtype, enabled=dtype is not None):
         for number, (x, y) in enumerate(batches.epoch(0)):
@@ -50,7 +49,7 @@ def score(model: nn.Sequential, batches: Batches, recipe: Recipe, device: torch.
 
 
 class Tally:
-    """What has been seen of a set so far."""
+    """Sums over the part of a set that has been seen so far."""
 
     def __init__(self, model: nn.Sequential, batches: Batches, device: torch.device) -> None:
         self.names = [f"{number} {label_of(unit)}" for number, unit in enumerate(model[:-1], 1)]
@@ -58,10 +57,10 @@ class Tally:
         wanted = {round(number * len(batches) / RATES_FROM) for number in range(RATES_FROM)}
         self.measured = {number for number in wanted if number < len(batches)}
         self.totals = torch.zeros(3, dtype=torch.float64)
-        """Right answers, loss, samples."""
+        """Correct answers, loss and number of samples."""
 
     def rates_for(self, number: int) -> Tensor | None:
-        """Where to add up firing rates of that batch, if they are measured on it."""
+        """Where to add up the firing rates of this batch, if they are measured on it."""
         return self.rates if number in self.measured else None
 
     def add(self, logits: Tensor, y: Tensor) -> None:
@@ -71,7 +70,7 @@ class Tally:
         self.totals += torch.tensor([(logits.argmax(1) == y).sum().item(), loss, len(y)], dtype=torch.float64)
 
     def score(self) -> Score:
-        """What it comes to."""
+        """The final score."""
         correct, loss, samples = self.totals.tolist()
         rates = (self.rates / max(len(self.measured), 1)).tolist()
         by_unit = dict(zip(self.names, rates, strict=True))

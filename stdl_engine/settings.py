@@ -1,8 +1,8 @@
 """Settings that check themselves: each field of a dataclass against its type, its limits and its choices.
 
 A field says what it may be where it is declared, `steps: Annotated[int, Between(1, 10_000)]`, and the dataclass calls
-`check_fields` when it is made. What is wrong is one sentence, whether the value came from Python, from a file or from
-the command line.
+`check_fields` when it is made. An error is one sentence, whether the value came from Python, from a file or from the
+command line.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Annotated, Any, Literal
 
 
 class SettingError(ValueError):
-    """A setting that cannot be; `setting` is the name of its field."""
+    """An impossible setting; `setting` is the name of its field."""
 
     def __init__(self, setting: str, sentence: str) -> None:
         super().__init__(sentence)
         self.setting = setting
 
     def as_option(self) -> str:
-        """The sentence for a user of the command line, to whom the setting is an option."""
+        """The sentence for a user of the command line, where the setting is an option."""
         sentence = str(self)
         if not sentence.startswith(f"{self.setting} "):
             return sentence
@@ -33,7 +33,7 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True)
 class Between:
-    """Limits of a number, both included."""
+    """Limits of a number, both inclusive."""
 
     least: float
     most: float
@@ -54,18 +54,18 @@ class OneOf:
 
 
 class OneOfOrOwn(OneOf):
-    """The same, or a function of the user's own, "package.module:function"."""
+    """The same, or a user's own function, "package.module:function"."""
 
 
 def check_fields(settings: Any) -> None:
-    """Check every field of a dataclass instance, a frozen one too, and put each value in its field's own form."""
+    """Check every field of a dataclass instance, even a frozen one, and convert each value to its field's own form."""
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     for name, value in checked(type(settings), values).items():
         object.__setattr__(settings, name, value)
 
 
 def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for fields of a dataclass, each checked and in its field's own form."""
+    """Values for fields of a dataclass, each checked and converted to its field's own form."""
     hints = typing.get_type_hints(kind, include_extras=True)
     own = {name: _converted(value, hints[name]) for name, value in values.items()}
     for name, value in own.items():
@@ -74,7 +74,7 @@ def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _converted(value: Any, hint: Any) -> Any:
-    """A value as its field has it, where JSON, TOML and Python write it in another way."""
+    """A value in its field's own form, where JSON, TOML or Python write it differently."""
     kinds = _kinds(hint)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if float in kinds and number:
@@ -127,7 +127,7 @@ def _is_of(value: Any, kind: Any) -> bool:
 
 
 def _words(kind: Any) -> str:
-    """A type as a sentence has it."""
+    """A type in words, for a sentence."""
     if typing.get_origin(kind) is Literal:
         return " or ".join(map(repr, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:

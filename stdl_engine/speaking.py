@@ -1,4 +1,4 @@
-"""A command on several ranks: one of them says what is wrong, for all, and all of them end."""
+"""A command on several ranks: one of them says for all what is wrong, and all of them end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .stopping import Stopped
 
 
 def number_of_processes(stages: int) -> int:
-    """How many torchrun has started, or 1; fewer than there are stages are refused."""
+    """How many processes torchrun has started, or 1; fewer than there are stages are refused."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     if processes < stages:
         raise ValueError(
@@ -25,7 +25,7 @@ def number_of_processes(stages: int) -> int:
 
 @contextlib.contextmanager
 def first_process_speaking() -> Iterator[None]:
-    """Inside, where all processes meet the same error before they know each other, one of them says it."""
+    """Inside, before the processes are connected and where all of them meet the same error, only one prints it."""
     try:
         yield
     except EXPECTED:
@@ -36,8 +36,8 @@ def first_process_speaking() -> Iterator[None]:
 
 @contextlib.contextmanager
 def speaking_for_all(stages: int, timeout: float) -> Iterator[Ranks]:
-    """A context in which this process is one of several. It ends the process: with what went wrong, if no other rank
-    has said it, and at once, as a rank that is lost would be waited for in vain."""
+    """A context in which this process is one of several. After an error it prints what went wrong, if no other rank
+    has, and ends the process at once, because it would wait in vain for a lost rank."""
     ranks = Ranks(stages, timeout=timeout)
     pulse = ranks.pulse
     assert pulse is not None, "there are several processes"

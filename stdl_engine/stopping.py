@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop: at once while nothing would be lost, else at the next good moment."""
+"""Signals that ask a command to stop: at once if nothing would be lost, otherwise at the next safe moment."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """A signal asked the command to stop, and it has; `exit_code` is what a shell expects then.
+    """A signal has stopped the command; `exit_code` is what a shell expects then.
 
-    No `Exception`, as readers of data take every one of those for a bad sample.
+    It is not an `Exception`, because readers of data take every one of those for a bad sample.
     """
 
     def __init__(self, number: int, then: str = "") -> None:
@@ -25,17 +25,17 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """While in this context a signal raises `Stopped`, or inside `deferred` is noted in `number`; a second one always
+    """In this context a signal raises `Stopped`, or inside `deferred` is noted in `number`; a second signal always
     raises.
 
-    Outside the main thread, where Python handles no signals, they do what they did before.
+    Outside the main thread, where Python handles no signals, nothing changes.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.patient = False
-        """Whether further signals are left aside while stopping is deferred: torchrun passes on to every rank what a
-        terminal has sent it already."""
+        """Whether further signals are ignored while stopping is deferred: torchrun passes a signal on to every rank,
+        even if a terminal has already sent it to all of them."""
         self._deferring = False
         self._process = os.getpid()
         self._before: dict[int, Any] = {}
@@ -51,7 +51,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """A context that looks at `number` itself, whenever it can stop without losing anything."""
+        """A context for code that checks `number` itself, whenever it can stop without losing anything."""
         self._deferring = True
         try:
             yield
@@ -67,7 +67,7 @@ class StopSignals:
             raise Stopped(number)
 
     def _on_signal_in_worker(self, number: int) -> None:
-        """In a process forked to read data, which has this handler too: it goes when its parent tells it to."""
+        """In a process forked to read data, which inherits this handler: it ends when its parent tells it to."""
         if number != signal.SIGINT or not self._deferring:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

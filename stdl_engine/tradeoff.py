@@ -1,4 +1,4 @@
-"""The trade-off of a recipe: what each rule takes in bytes and in work, as a table of values and as a picture."""
+"""The trade-off of a recipe: the bytes and the work of each rule, as a table of values and as a picture."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MARKERS = "osD^vPX*"
 
 
 def trade_off(recipe: Recipe, rule: str) -> Iterator[Prediction]:
-    """Training steps of the recipe by one rule, from the most memory that is of use to the least that will do."""
+    """Training steps of the recipe with one rule, from the most memory that helps to the least that suffices."""
     recipe = by_rule(recipe, rule)
     options = unbounded_options(recipe)
     given = shapes_of(recipe), optimizer_factory(recipe), sample_batch(recipe, torch.device("meta")), recipe.steps
     if rule == "stdl":
-        whole = predict_peak(by_rule(recipe, "sltt"))  # what STDL is with a single subnetwork
+        whole = predict_peak(by_rule(recipe, "sltt"))  # STDL with a single subnetwork
         yield from by_cutting(STDL, *given, most=whole.peak_bytes, **options)
     else:
         yield from by_recomputing(RULES[rule], *given, **options)

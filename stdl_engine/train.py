@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "digits"
 OF_THE_DATA = ("in_shape", "num_classes", "events")
-"""Settings that the data decides: one that is given must agree with it."""
+"""Settings that the data decides; one that is given must agree with the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,22 +57,22 @@ class Options(Recipe):
     out: Path | None = None
     """The folder of the run; by default a new one in runs/."""
     resume: Path | None = None
-    """Go on with the run or the comparison in this folder, with its own settings, from its last checkpoint."""
+    """Continue the run or the comparison in this folder, with its own settings, from its last checkpoint."""
     compare: tuple[str, ...] | None = None
-    """Train by several rules one after the other (all, or those named) and compare them."""
+    """Train with several rules one after the other (all, or those named) and compare them."""
     seeds: int = 1
-    """With --compare: train by each rule so many times, with as many seeds, and say mean and deviation."""
+    """With --compare: train with each rule this many times, with different seeds, and report mean and deviation."""
     stages: Annotated[int, Between(1, 10_000)] = 1
-    """Under torchrun: how many ranks the subnetworks are spread over; the others share each batch."""
+    """Under torchrun: how many stages the subnetworks are spread over; ranks with the same stage share each batch."""
     timeout: Annotated[float, Between(1, 1e6)] = 300.0
-    """Under torchrun: seconds after which a rank that does not answer is given up, and all others end."""
+    """Under torchrun: seconds after which a rank that does not answer is considered lost, and all others end."""
     config: Path | None = None
-    """A file of settings, TOML or JSON (a run's config.json), in place of the recipe's."""
+    """A file of settings, TOML or JSON (a run's config.json), that override the recipe's."""
     list: bool = False
     """Print the recipes and exit."""
 
     def __post_init__(self) -> None:
-        """Nothing: the recipe checks itself when it is taken out of these options."""
+        """Checks nothing: the recipe checks itself when it is made from these options."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -110,7 +110,7 @@ def command(arguments: list[str], stop: StopSignals) -> None:
 def command_of_a_run(
     options: Options, typed: set[str], stated: set[str], printer: Printer, stop: StopSignals, ranks: Ranks | None = None
 ) -> None:
-    """Begin a run, or go on with one."""
+    """Begin a run, or continue one."""
     if options.resume is not None:
         return resume(options.resume, resumed_with(options, typed), printer, stop, ranks)
     if "seeds" in typed:
@@ -122,8 +122,8 @@ def command_of_a_run(
 
 
 def parse_options(arguments: list[str]) -> tuple[Options, set[str], set[str]]:
-    """The recipe named first, or the default one, with what a config file and the options change; the names of the
-    options; and which settings of the data they and the file state."""
+    """The recipe named first, or the default one, changed by a config file and the options; the names of the options;
+    and the settings of the data that the options and the file state."""
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if named else DEFAULT
     if name not in RECIPES:
@@ -132,22 +132,22 @@ def parse_options(arguments: list[str]) -> tuple[Options, set[str], set[str]]:
     settings, configured = with_config(RECIPES[name], options)
     typed = given(options)
     if "compare" in typed:
-        settings |= {"rule": "stdl"}  # a budget is STDL's, whatever the recipe's own rule
+        settings |= {"rule": "stdl"}  # a budget is for STDL, whatever the recipe's own rule
     prog, described = (
         f"python -m stdl_engine.train {name}",
-        f"Train the recipe {name}; --list says which others there are.",
+        f"Train the recipe {name}; --list shows the others.",
     )
     parsed = parse(Options, Options(**settings), options, prog, described)
     return parsed, typed | ({"a recipe"} if named else set()), (typed | configured) & set(OF_THE_DATA)
 
 
 def resumed_with(options: Options, typed: set[str]) -> dict[str, Any]:
-    """What may be changed of a run that is resumed; anything else is refused."""
+    """The changes to a run that is resumed; those that are not allowed are refused."""
     if others := sorted(typed - {"resume", "stages", "timeout", *MAY_CHANGE}):
         names = ", ".join(name if " " in name else f"--{name.replace('_', '-')}" for name in others)
         changeable = ", ".join(f"--{name.replace('_', '-')}" for name in MAY_CHANGE)
         raise ValueError(
-            f"--resume goes on with a run's own settings: leave {names} out (only {changeable} may be changed)."
+            f"--resume continues with a run's own settings: leave {names} out (only {changeable} may be changed)."
         )
     return {name: getattr(options, name) for name in MAY_CHANGE if name in typed}
 
@@ -164,7 +164,7 @@ def train(
     if recipe.first_stage and recipe.start_from is None:
         raise ValueError(
             f"the recipe {recipe.name} starts from the weights of {recipe.first_stage}: train that first, and pass its "
-            "folder by --start-from."
+            "folder as --start-from."
         )
     writes = ranks is None or ranks.speaks
     with RunFolder.create(out, printer.say) if writes else nullcontext(SilentRunFolder(out)) as folder:
@@ -187,9 +187,9 @@ def resume(
         resume_run(path, changes, printer, stop, ranks)
         return
     if ranks is not None:
-        raise ValueError(f"{path} holds a comparison, which goes on in one process: leave torchrun out.")
+        raise ValueError(f"{path} holds a comparison, which continues in one process: leave torchrun out.")
     if changes:
-        raise ValueError(f"{path} holds a comparison, which goes on with its own settings: leave the options out.")
+        raise ValueError(f"{path} holds a comparison, which continues with its own settings: leave the options out.")
     train_one = functools.partial(train, printer=printer, stop=stop)
     resume_one = functools.partial(resume_run, changes={}, printer=printer, stop=stop)
     with ComparisonFolder.reopen(path, printer.say) as folder:
@@ -216,15 +216,15 @@ def resume_run(
         else:
             checkpoint, state, problems = last
             for problem in problems:
-                printer.say(f"{problem} Going on from the one before.")
+                printer.say(f"{problem} Continuing from the one before.")
             trainer.restore(state, checkpoint)
-            printer.say(f"going on after epoch {trainer.epoch}, batch {trainer.batch}")
+            printer.say(f"continuing after epoch {trainer.epoch}, batch {trainer.batch}")
         return finish(trainer)
 
 
 def last_checkpoint(folder: RunFolder, ranks: Ranks | None) -> tuple[Path, dict[str, Any], list[str]] | None:
-    """The last checkpoint that is whole, if there is any, its state, and what is wrong with those after it; on several
-    ranks that which rank 0 has found."""
+    """The last valid checkpoint, if there is any, its state, and what is wrong with those after it; on several ranks
+    the one that rank 0 has found."""
     speaks = ranks is None or ranks.speaks
     last = checkpoints.load_last(folder.path) if speaks and checkpoints.saved(folder.path) else None
     if ranks is None:
@@ -241,10 +241,10 @@ def prepare(
     stop: StopSignals | None,
     ranks: Ranks | None = None,
 ) -> Trainer:
-    """A trainer with its data and its first weights."""
+    """A trainer with its data and its initial weights."""
     tighten(recipe)
     if ":" in recipe.model:
-        find_own(recipe.model)  # before data is read, and before the seed is set: importing it may draw random numbers
+        find_own(recipe.model)  # before data is read and the seed is set, because importing it may draw random numbers
     first = None
     if recipe.start_from is not None:
         _, first, _ = checkpoints.load_last(RunFolder.open(recipe.start_from).path)
@@ -262,7 +262,9 @@ def prepare(
 def tighten(recipe: Recipe) -> None:
     """Keep the process small if the recipe asks for it."""
     if recipe.tight_malloc and not keep_malloc_tight():
-        raise ValueError("--tight-malloc sets the memory allocator of glibc, which is not here: leave it out.")
+        raise ValueError(
+            "--tight-malloc needs the memory allocator of glibc, which this system does not have: leave it out."
+        )
 
 
 def check_data(recipe: Recipe, data: Dataset, stated: Set[str]) -> None:
@@ -277,7 +279,7 @@ def check_data(recipe: Recipe, data: Dataset, stated: Set[str]) -> None:
 
 @contextlib.contextmanager
 def logged(folder: RunFolder, printer: Printer) -> Iterator[None]:
-    """A context in which what is printed goes to the log of a run too, and an error with where it came from."""
+    """A context in which what is printed also goes to the log of a run, and an error with its traceback."""
     with printer.logging_to(folder.path / "log.txt"):
         try:
             yield
@@ -287,7 +289,7 @@ def logged(folder: RunFolder, printer: Printer) -> Iterator[None]:
 
 
 def finish(trainer: Trainer) -> dict[str, Any]:
-    """Train to the end and say what came out."""
+    """Train to the end and print the results."""
     printer = trainer.printer
     if trainer.recipe.rule == "auto":
         show_choice(trainer)
@@ -304,16 +306,16 @@ def finish(trainer: Trainer) -> dict[str, Any]:
 
 
 def show_choice(trainer: Trainer) -> None:
-    """What the rule auto has chosen, beside what else there is."""
+    """Print what the rule auto has chosen, beside the alternatives."""
     with trainer.printer.console.status("planning what else there is"):
         others = list(predict_others(trainer.recipe))
     budget = trainer.recipe.budget
-    assert budget is not None  # the rule auto chooses by it
+    assert budget is not None  # the rule auto needs it to choose
     trainer.printer.show(choice_table(others, trainer.predicted, parse_budget(budget).binary))
 
 
 def new_folder(recipe: Recipe, what: str) -> Path:
-    """A folder in runs/ that is not there yet."""
+    """A folder in runs/ that does not exist yet."""
     path = Path("runs") / f"{recipe.name}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"
     later = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     return next(folder for folder in (path, *itertools.islice(later, 1000)) if not folder.exists())

@@ -1,4 +1,4 @@
-"""One run of one recipe: epochs of training and testing, with a checkpoint after each, that a crash cannot spoil."""
+"""One run of one recipe: epochs of training and testing, with a checkpoint after each, so that a crash loses little."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ SCALARS = (
     "train_loss", "train_accuracy", "test_loss", "test_accuracy", "validation_loss", "validation_accuracy",
     "samples_per_second", "peak_bytes", "process_peak_bytes", "lr",
 )  # fmt: skip
-"""Figures of an epoch that TensorBoard shows one curve of each."""
+"""Metrics of an epoch that TensorBoard shows as one curve each."""
 
 
 NEEDED = (
     "epoch", "train_loss", "train_accuracy", "train_seconds", "samples", "steady_seconds", "steady_samples",
     "test_accuracy", "process_peak_bytes", "process_growth_bytes",
 )  # fmt: skip
-"""Figures of an epoch without which the run cannot be summed up."""
+"""Metrics of an epoch that the summary of a run needs."""
 
 
 UNSTEADY = 2
-"""Batches at the start of a process whose time does not count: kernels are compiled, and the second one's memory is
-followed."""
+"""The number of batches at the start of a process whose time does not count: kernels are compiled, and the memory of
+the second one is tracked."""
 
 
 class Diverged(ArithmeticError):
@@ -87,12 +87,12 @@ class Trainer:
 
     @property
     def shard(self) -> dict[str, int]:
-        """Which part of each batch is for this process, as `Batches` takes it."""
+        """The part of each batch that this process has, as arguments for `Batches`."""
         return {}
 
     @property
     def recipe_here(self) -> Recipe:
-        """The recipe with the batch of this process."""
+        """The recipe with the batch size of this process."""
         return self.recipe
 
     @property
@@ -101,7 +101,7 @@ class Trainer:
         return self.epoch * len(self.train_batches) + self.batch
 
     def run(self) -> dict[str, Any]:
-        """Train to the last epoch and give the summary; stopped by a signal, save and raise Stopped."""
+        """Train to the last epoch and return the summary; on a signal, save and raise Stopped."""
         self.folder.write("plan.txt", f"{self.rule.plan.table(80)}\n")
         with self.stop.deferred(), self._board() as board:
             while self.epoch < self.recipe.epochs:
@@ -152,11 +152,11 @@ class Trainer:
         try:
             yield from self.train_batches.epoch(self.epoch, skip=self.batch)
         except RuntimeError:
-            self._stop_if_asked()  # the signal may have reached the processes that read files as well
+            self._stop_if_asked()  # the signal may also have reached the processes that read files
             raise
 
     def _epoch_row(self) -> dict[str, Any]:
-        """What there is to say of the epoch that has just been trained."""
+        """The metrics of the epoch that has just been trained."""
         row = {"epoch": self.epoch + 1, **self.meter.summary}
         for name, batches in self.held_out.items():
             seen = self._score(batches)
@@ -175,7 +175,7 @@ class Trainer:
         return score(self.rule.model, batches, self.recipe, self.device)
 
     def _name_bad_samples(self, bad: list[Path | str]) -> None:
-        """Say which files were left out, each once."""
+        """Print which files were left out, each once."""
         for path in bad[self.bad_samples_named :]:
             self.printer.say(f"left out, as it cannot be read: {path}")
         self.bad_samples_named = len(bad)
@@ -189,8 +189,8 @@ class Trainer:
         board.flush()
 
     def _train(self, x: Tensor, y: Tensor) -> tuple[StepResult | None, Tensor]:
-        """One batch, and its labels on the CPU; the second one's memory is followed, once the optimizer has its
-        state."""
+        """Train on one batch and return the result with its labels on the CPU. The memory of the second batch is
+        tracked, as the optimizer has its state by then."""
         labels = y
         x, y, T = placed(self.recipe, x, self.device), y.to(self.device, non_blocking=True), self.recipe.steps
         if self._follows:
@@ -205,7 +205,7 @@ class Trainer:
 
     @property
     def _follows(self) -> bool:
-        """Whether the memory of the next batch is to be followed: of the second one, or the only one."""
+        """Whether the memory of the next batch is to be tracked: that of the second one, or of the only one."""
         only_one = self.recipe.epochs * len(self.train_batches) == 1
         return self.device.type == "cpu" and not self.peak_bytes and bool(self.batches_done or only_one)
 
@@ -227,15 +227,15 @@ class Trainer:
             if not saved:
                 self._check_weights()
                 self.save()
-            raise Stopped(self.stop.number, f": go on by --resume {self.folder.path}")
+            raise Stopped(self.stop.number, f": continue with --resume {self.folder.path}")
 
     def save(self) -> None:
-        """Write a checkpoint of everything that the rest of the run depends on."""
+        """Write a checkpoint with everything that the rest of the run depends on."""
         state = self._state() | {"rule": self.rule.state_dict(), "meter": vars(self.meter).copy()}
         self._write(checkpoints.save, state)
 
     def _state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the rule and the meter."""
+        """What a checkpoint holds besides the rule and the meter."""
         return {
             "config": as_dict(self.recipe),
             "data": self.data_fingerprint,
@@ -248,7 +248,7 @@ class Trainer:
         }
 
     def _save_best(self) -> None:
-        """Keep the weights of this epoch, which is the best so far; before its checkpoint, which counts on them."""
+        """Keep the weights of this epoch, the best so far; called before its checkpoint, which relies on them."""
         state = {"config": as_dict(self.recipe), "rule": {"model": self.rule.model.state_dict()}, "epoch": self.epoch}
         self._write(checkpoints.save_best, state)
 
@@ -257,16 +257,16 @@ class Trainer:
             write(self.folder.path, self.batches_done, state)
         except OSError as error:
             raise ValueError(
-                f"cannot write a checkpoint to {self.folder.path} ({error.strerror}): make room and go on by "
+                f"cannot write a checkpoint to {self.folder.path} ({error.strerror}): make room and continue with "
                 f"--resume {self.folder.path}."
             ) from error
 
     def restore(self, state: dict[str, Any], path: Path) -> None:
-        """Go on from the checkpoint in that file as if nothing had happened; another run's is refused."""
+        """Continue from the checkpoint in this file as if the run had not stopped; that of another run is refused."""
         check_same_settings(self.recipe, state["config"], path)
         if state["data"] != self.data_fingerprint:
             raise ValueError(
-                f"the data in {self.recipe.data} is not what this run was begun on: bring it back, or begin a new run."
+                f"the data in {self.recipe.data} is not what this run was begun on: restore it, or begin a new run."
             )
         try:
             self.rule.load_state_dict(state["rule"])
@@ -274,16 +274,18 @@ class Trainer:
             self.rows, self.peak_bytes = state["rows"], state["peak_bytes"]
             if lacking := {name for row in self.rows for name in NEEDED if name not in row}:
                 raise KeyError(", ".join(sorted(lacking)))
-            self.folder.write_metrics(self.rows)  # lines written after the checkpoint are about to be written again
+            self.folder.write_metrics(self.rows)  # lines after the checkpoint will be written again
             torch.set_rng_state(state["rng"])
             if state["cuda_rng"] and self.device.type == "cuda":
                 torch.cuda.set_rng_state_all(state["cuda_rng"])
         except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{path} is no checkpoint that can be gone on with ({what}): start a new run.") from error
+            raise ValueError(
+                f"{path} is no checkpoint that can be continued from ({what}): start a new run."
+            ) from error
 
     def start_from(self, state: dict[str, Any]) -> None:
-        """Begin with the weights of another run, its auxiliary networks too if they are of the same shapes."""
+        """Begin with the weights of another run, and with those of its auxiliary networks if the shapes agree."""
         model, saved = self.rule.model, state["rule"]
         _load_weights("the network", model, saved["model"])
         here = [part.classifier for part in self.rule.subnetworks if not part.is_last]
@@ -292,11 +294,11 @@ class Trainer:
                 _load_weights("an auxiliary network", classifier, values)
 
     def in_words(self, size: int) -> str:
-        """Bytes in GiB where the budget was written so, else in GB."""
+        """Bytes in GiB if the budget was written that way, otherwise in GB."""
         return format_bytes(size, self.recipe.budget is not None and parse_budget(self.recipe.budget).binary)
 
     def memory_report(self) -> str:
-        """The peak of a training step, predicted and measured, and that of the whole process, in a line."""
+        """The peak of a training step, predicted and measured, and that of the whole process, in one line."""
         sizes = (self.predicted.peak_bytes, self.peak_bytes, self.process.peak, self.process.growth)
         predicted, measured, process, growth = map(self.in_words, sizes)
         return (
@@ -306,7 +308,7 @@ class Trainer:
 
 
 def _checked_losses(result: StepResult) -> list[float]:
-    """The losses of the subnetworks, all of them numbers."""
+    """The losses of the subnetworks; raises if one is not finite."""
     losses = torch.stack(result.losses).tolist()
     for number, loss in enumerate(losses, 1):
         if not math.isfinite(loss):

@@ -243,7 +243,7 @@ def test_integer_input_is_refused(dtype):
         ({"backend": "gpu"}, "unknown backend 'gpu': pass one of auto, triton, cpu, reference."),
         (
             {"step_mode": "multi"},
-            'unknown step_mode \'multi\': pass "s" (one time step a call) or "m" (input [T, ...]).',
+            'unknown step_mode \'multi\': pass "s" (one time step per call) or "m" (input [T, ...]).',
         ),
         (
             {"surrogate": "step"},

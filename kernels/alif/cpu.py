@@ -32,7 +32,7 @@ def backward(operands: Backward, options: Options) -> None:
     grad_m' = decay · g + e;  grad_b' = rho · k - beta · (decay · g · s' + e)."""
     detach_reset, advance = options.detach_reset, options.advance
     if not advance or (operands.grad_m_first is None and (operands.online or operands.steps == 1)):
-        detach_reset, advance = True, False  # nothing goes back through the reset: one kernel for all of these
+        detach_reset, advance = True, False  # no gradient flows through the reset: one kernel for all of these
     arithmetic = element(operands.grad_x.dtype).arithmetic
     go_back = go_back_for(detach_reset, advance, options.form, operands.grad_spikes is not None, arithmetic)
     cpu_loop.backward(operands, go_back, _numbers(options))
@@ -61,7 +61,7 @@ def integrate_for(advance: bool, arithmetic: type) -> Callable:
 
 @functools.cache
 def go_back_for(detach_reset: bool, advance: bool, form: str, has_grad_spikes: bool, arithmetic: type) -> Callable:
-    """The gradients of the membrane, and of the membrane and the adaptation before."""
+    """The gradients of the membrane, and of the previous membrane and adaptation."""
     surrogate, zero = surrogate_for(form), arithmetic(0)
 
     def go_back(m, adaptation, past, past_adaptation, grad_spikes, grad_m, grad_adaptation, numbers):

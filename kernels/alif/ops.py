@@ -1,4 +1,4 @@
-"""The ALIF neuron as users call it: one step or a sequence of them, with exact gradients or online over the states."""
+"""The ALIF neuron as users call it: one step or a sequence, with exact gradients or online, overwriting the states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .reference import BETA, RHO
 
 
 class Options(NamedTuple):
-    """What the ALIF kernels are told besides their tensors."""
+    """The options of the ALIF kernels, besides their tensors."""
 
     decay: float
     threshold: float
@@ -36,7 +36,7 @@ class Options(NamedTuple):
         cls, decay: float, threshold: float, beta: float, rho: float, scale: float, detach_reset: bool,
         surrogate: Surrogate | str, backend: str, advance: bool = True,
     ) -> Options:  # fmt: skip
-        """From what a user passes; what makes no sense is an error."""
+        """Options from a user's arguments; those that make no sense raise an error."""
         surrogate = as_surrogate(surrogate)
         check_parameters(decay, threshold, "soft")
         check_adaptation(beta, rho)
@@ -45,7 +45,7 @@ class Options(NamedTuple):
 
     @property
     def reads_past(self) -> bool:
-        """Whether the past's value is read to go back: the adaptation's gradient goes by way of it, reset or not."""
+        """Whether backward reads the past states: the adaptation's gradient does, even if the reset is detached."""
         return self.advance
 
     def keywords(self, learned: bool) -> dict[str, Any]:
@@ -81,14 +81,14 @@ def alif_step(
         m_prev, adaptation_prev: membrane before reset and adaptation at the previous step, shape of `x`; float32
             (float64 for float64 input). Zeros to begin with.
         decay: λ of `m = λ·u + scale·x`, where u is what the reset left of `m_prev`.
-        threshold, beta: a neuron fires at `threshold + beta · adaptation`, and that is what its soft reset takes away.
+        threshold, beta: a neuron fires at `threshold + beta · adaptation`, and its soft reset subtracts the same.
         rho: how much of the adaptation is left after one step; a spike adds 1 - rho.
         detach_reset: leave the reset out of the gradient (the adaptation stays in it).
         scale: factor on the input.
         surrogate: a `Surrogate`, or its name for the default parameter.
         backend: "auto", "triton", "cpu" or "reference".
         pack: also write the spikes as bits, for `kernels.bits_of(spikes)`.
-        online: the past is a constant, and the new states are cut from the graph.
+        online: the past is a constant, and the new states are detached from the graph.
         advance: False if the state is the plain form's, the membrane after reset and the adaptation of this step (see
             `alif_reset`).
 
@@ -120,12 +120,12 @@ def alif_step_(
     backend: str = "auto",
     overwrite: bool = False,
 ) -> Tensor:
-    """The same step online: both states go from the previous step's to this one's in place, constants to autograd.
+    """The same step online: both states are advanced in place, and are constants to autograd.
 
-    Backward reads only the states and the incoming gradient, so it must run before the states are advanced again; if
-    not, it raises. The spikes' bits, written by the same kernel, are found with `kernels.bits_of(spikes)`.
-    Arguments as for `alif_step`. With `overwrite` the spikes are written over `x`, which nothing else may need any
-    more; they take memory of their own where `x` is laid out in another order than the state, which the bits follow.
+    Backward reads only the states and the incoming gradient, so it must run before the states are advanced again;
+    otherwise it raises. The spikes' bits, written by the same kernel, are found with `kernels.bits_of(spikes)`.
+    Arguments as for `alif_step`. With `overwrite` the spikes are written over `x`, which nothing else may still need.
+    They get their own memory if the memory order of `x` differs from that of the state, which the bits follow.
 
     Example:
         >>> m, adaptation = torch.zeros(3), torch.zeros(3)
@@ -154,10 +154,11 @@ def alif_sequence(
     pack: bool = False,
     online: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The steps of a whole sequence [T, ...] in one kernel: what `alif_step` gives step by step, to the last bit.
+    """All steps of a sequence [T, ...] in one kernel, with the same results as `alif_step` step by step, to the last
+    bit.
 
     Arguments as for `alif_step`, and the states have the shape of `x[0]`; returns all spikes and the last states. For
-    backward two maps per step are kept, membrane and adaptation, and none if no gradient is wanted.
+    backward two maps per step are kept, membrane and adaptation; none if no gradient is needed.
 
     Example:
         >>> states = torch.zeros(1), torch.zeros(1)
@@ -186,9 +187,10 @@ def alif_sequence_(
     backend: str = "auto",
     overwrite: bool = False,
 ) -> Tensor:
-    """The online steps of a whole sequence in one kernel: what `alif_step_` gives step by step, to the last bit.
+    """All online steps of a sequence in one kernel, with the same results as `alif_step_` step by step, to the last
+    bit.
 
-    All else as for `lif_sequence_`, with two states.
+    Everything else is as for `lif_sequence_`, with two states.
 
     Example:
         >>> m, adaptation = torch.zeros(1), torch.zeros(1)

@@ -1,4 +1,4 @@
-"""Reset and adaptation as a step of their own, for the plain form that keeps the membrane after reset as its state."""
+"""Reset and adaptation as a separate step, for the plain form, which keeps the membrane after reset as its state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Reset(Differentiable):
 
     @staticmethod
     def backward(ctx: Any, grad_u: Tensor | None, grad_next: Tensor | None) -> tuple[Tensor | None, ...]:
-        """As the fused kernel goes back through them, in the same order."""
+        """The gradients as the fused kernel computes them, in the same order of operations."""
         m, adaptation = saved_tensors(ctx, "the ALIF neuron")
         threshold, beta, rho, detach_reset, surrogate = ctx.options
         grad_u = torch.zeros_like(m) if grad_u is None else grad_u

@@ -79,7 +79,7 @@ def alif_gradient_at(
     p_grad_spikes, p_grad_x, b_grad, b_k, b_m, b_adapt, o_n, o_t, n, threshold, beta, scale, a, b,
     SURROGATE: tl.constexpr, HAS_GRAD_SPIKES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients g of m and k of adapt at the offset `o_t`, from those of the step after; the input's is written."""
+    """The gradients g of m and k of adapt at the offset `o_t`, from those of the next step; writes the input's."""
     if HAS_GRAD_SPIKES:
         b_level = threshold + beta * b_adapt
         b_f = tl.load(p_grad_spikes + o_t + o_n, mask=o_n < n).to(b_m.dtype) * SURROGATE(b_m - b_level, a, b)
@@ -121,9 +121,9 @@ def alif_bwd(
 ):  # fmt: skip
     """f = grad_spikes[t] · surrogate(m - level(adapt));  g = grad_m + f;  k = grad_adapt - beta · f;
     grad_x[t] = scale · g;  e = (gain · k - decay · g · level(adapt')) · surrogate(m' - level(adapt'));
-    grad_m = decay · g + e;  grad_adapt = rho · k - beta · (decay · g · s' + e), to go on with at the step before.
+    grad_m = decay · g + e;  grad_adapt = rho · k - beta · (decay · g · s' + e), for the previous step.
 
-    ONLINE nothing goes on, and every step has programs of its own.
+    If ONLINE, no gradient is passed to the previous step, and every step has its own programs.
     """
     o_n = neurons(BLOCK)
     mask = o_n < n
@@ -131,9 +131,9 @@ def alif_bwd(
     if MANY and ONLINE:
         p_m, _, _ = states_of_step(p_m, p_m_first, p_m_kept, n, steps)
         p_adapt, _, o_t = states_of_step(p_adapt, p_adapt_first, p_adapt_kept, n, steps)
-    b_m = tl.load(p_m + o_n, mask=mask)  # no access where nothing below reads it: the compiler drops the load
+    b_m = tl.load(p_m + o_n, mask=mask)  # if nothing below reads it, the compiler drops the load
     b_adapt = tl.load(p_adapt + o_n, mask=mask)
-    b_grad = tl.full((BLOCK,), -0.0, b_m.dtype)  # which leaves every number as it is when it is added
+    b_grad = tl.full((BLOCK,), -0.0, b_m.dtype)  # adding it changes no number
     b_k = tl.full((BLOCK,), -0.0, b_m.dtype)
     if HAS_GRAD_M:
         b_grad = tl.load(p_grad_m + o_n, mask=mask)

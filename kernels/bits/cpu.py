@@ -50,8 +50,8 @@ class _PlanesRecord(ctypes.Structure):
 
 
 def pack_planes(dense: Tensor, low: Tensor, high: Tensor, seen: Tensor) -> None:
-    """The two binary digits of each number as bits, in memory order. seen[0] says whether any number is none of 0, 1, 2
-    and 3, and then the rest may be left unread; seen[1] whether one is above 1."""
+    """The two binary digits of each number as bits, in memory order. seen[0] says whether any number is not 0, 1, 2 or
+    3, in which case the rest may be left unread; seen[1] says whether one is above 1."""
     record = _PlanesRecord(0, dense.numel(), *(t.data_ptr() for t in (dense, low, high, seen)))
     run(_planes_kernel(), record, dense.numel())
 
@@ -103,7 +103,7 @@ def _planes_kernel() -> Kernel:
                 ones, twos = np.uint8(0), np.uint8(0)
                 for place in range(min(8, n - byte * 8)):
                     value = dense[byte * 8 + place]
-                    # Comparisons and not a conversion, which a NaN or a large number would make undefined.
+                    # Comparisons and not a conversion, which would be undefined for a NaN or a large number.
                     one, two, three = value == 1, value == 2, value == 3
                     known &= one | two | three | (value == 0)
                     ones |= np.uint8(one | three) << np.uint8(place)

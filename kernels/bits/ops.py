@@ -1,5 +1,5 @@
-"""Unpacking as torch operators: one bit is read for each element that is written or added to, with nothing in between.
-And bits of tensors that nobody has said are spikes, found by looking."""
+"""Unpacking as torch operators, which read one bit for each element they write or add to, with nothing in between; and
+packing of tensors that are not known to be spikes, by looking at their values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..operators import Operator
 
 
 def packed_size(elements: int) -> int:
-    """Bytes that hold one bit an element."""
+    """Bytes that hold one bit per element."""
     return (elements + 7) // 8
 
 
@@ -46,8 +46,8 @@ def _add(dense: Tensor, packed: Tensor) -> None:
 
 def planes_of(t: Tensor) -> tuple[Tensor, ...] | None:
     """The binary digits of a tensor that holds nothing but 0, 1, 2 and 3, lowest first, each as bits in memory order:
-    one digit where there is nothing above 1, else two. None for all other numbers, and for what is no ordinary float32
-    tensor on a CPU. Where the first numbers are others already, the rest is not read."""
+    one digit if no number is above 1, otherwise two. None if there are other numbers, and for anything but an ordinary
+    float32 tensor on a CPU. If one of the first numbers is another one, the rest is not read."""
     if type(t) is not Tensor or t.device.type != "cpu" or t.dtype != torch.float32 or not is_dense(t) or not t.numel():
         return None
     from . import cpu

@@ -32,7 +32,7 @@ def _places(device: torch.device) -> Tensor:
 def _in_memory_order(t: Tensor) -> Tensor:
     if not is_dense(t):
         raise ValueError(
-            f"bits follow memory, this tensor of shape {tuple(t.shape)} and strides {t.stride()} has gaps or overlaps "
-            "in it: pass its .contiguous()."
+            f"bits follow memory order, and this tensor of shape {tuple(t.shape)} and strides {t.stride()} has gaps or "
+            "overlaps in it: pass its .contiguous()."
         )
     return t.as_strided((t.numel(),), (1,))

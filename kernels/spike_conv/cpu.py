@@ -1,11 +1,11 @@
 """The convolution on CPU: a matrix of bits times a matrix of floats, four bits at a time.
 
-Any four rows of floats have 16 sums of some of them. With those in a table, four bits cost one addition instead of four
-multiplications, whatever the bits are. Forward the bits are those a pixel sees and the rows are weights; for the
+Four rows of floats have 16 subsets, and so 16 sums. With those in a table, four bits cost one addition instead of four
+multiplications, whatever the bits are. In forward the bits are the inputs of a pixel and the rows are weights; for the
 weight's gradient the bits are those of 64 pixels under one weight, and the rows are the pixels' gradients.
 
 Channels are the innermost dimension of all operands. A pixel's inputs from one row of the image are then one run of
-bits, read 64 at a time wherever it starts, for the image has zeros around it.
+bits, which is read 64 at a time wherever it starts, because the image has zeros around it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PIXELS = 512
 """Output pixels of a ticket forward: enough to pay for its tables, few enough to stay in the second-level cache."""
 WORD = 64
 TICKETS = 8
-"""At least so many for a weight's gradient, where there are pixels enough: work for several threads from one block."""
+"""The fewest tickets for a weight's gradient, if there are enough pixels: work for several threads from one block."""
 
 
 class _Record(ctypes.Structure):
@@ -55,8 +55,8 @@ class _Record(ctypes.Structure):
             "bits",
             "row_bytes",
             "image_bytes",
-            "stride_bytes",  # from a pixel's inputs to its right neighbour's
-            "stride_rows",  # to those of the pixel below
+            "stride_bytes",  # the distance from a pixel's inputs to its right neighbour's
+            "stride_rows",  # the distance to those of the pixel below
             "weight",
             "out",
             "out_height",
@@ -65,8 +65,8 @@ class _Record(ctypes.Structure):
             "kernel_height",
             "run",
             "sums",
-            "sums_each",  # bytes of a worker's
-            "adds",  # whether to the gradients of before
+            "sums_each",  # bytes per worker
+            "adds",  # whether the gradient is added to one that is there
         )
     )
 
@@ -109,7 +109,7 @@ def _vectors(geometry: Geometry) -> int:
 
 
 def _surround(bits: Tensor, geometry: Geometry) -> Tensor:
-    """The bits with those of zeros around each image, and a word at the end that may be read."""
+    """The bits with zeros around each image, and one more word at the end that may be read."""
     (height, width), (top, left) = geometry.padded, geometry.padding
     bytes_a_pixel = geometry.channels // 8
     found = torch.zeros(geometry.images * height * width * bytes_a_pixel + 8, dtype=torch.uint8)
@@ -182,7 +182,8 @@ def _forward_kernel(vectors: int, nibbles: int) -> Kernel:
             ticket = claim(p)
             if ticket >= args.tickets:
                 break
-            # Neighbouring tickets have other pixels, not other channels of the same: threads would share cache lines.
+            # Neighbouring tickets have different pixels, not different channels of the same ones: threads would share
+            # cache lines.
             parts = args.tickets // args.blocks
             part, channel = ticket % parts, ticket // parts * block
             first = part * PIXELS
@@ -193,7 +194,7 @@ def _forward_kernel(vectors: int, nibbles: int) -> Kernel:
                     sums[pixel, lane] = np.float32(0)
             for kernel_row in range(args.kernel_height):
                 for begin in range(0, args.run, word):
-                    # The weights of these inputs, from rows of an output channel to rows of an input.
+                    # The weights of these inputs, transposed from one row per output channel to one row per input.
                     rows = min(word, args.run - begin)
                     weights = args.weight + channel * pitch + (kernel_row * args.run + begin) * 4
                     for row in range(0, rows, LANES):
@@ -250,7 +251,7 @@ def _gradient_kernel(vectors: int) -> Kernel:
                 count = min(WORD, args.pixels - first)
                 _find_inputs(places, first, count, args)
                 for pixel in range(np.uint64(count), np.uint64(WORD)):
-                    places[pixel] = args.bits  # any bits: the rows of these pixels are zeros
+                    places[pixel] = args.bits  # any bits will do: the rows of these pixels are zeros
                 for pixel in range(np.uint64(WORD)):
                     for lane in range(np.uint64(block)):
                         real = pixel < np.uint64(count)
@@ -268,7 +269,7 @@ def _gradient_kernel(vectors: int) -> Kernel:
                             if words[row]:
                                 add(target, tables, words[row])
                             target += row_bytes
-            # From rows of an input to rows of an output channel, as weights are.
+            # Transposed from one row per input to one row per output channel, as weights are stored.
             weights = args.weight + (part * args.out_channels + channel) * pitch
             for kernel_row in range(args.kernel_height):
                 for row in range(0, args.run, LANES):

@@ -38,13 +38,13 @@ class Geometry(NamedTuple):
 
     @property
     def pixels(self) -> int:
-        """Pixels of the output, of all images."""
+        """Pixels of the output, over all images."""
         height, width = self.out_size
         return self.images * height * width
 
     @property
     def run(self) -> int:
-        """Inputs of an output pixel from one row of the image: neighbours in memory, and so are their weights."""
+        """Inputs of an output pixel from one row of the image: adjacent in memory, and so are their weights."""
         return self.kernel_width * self.channels
 
     @property

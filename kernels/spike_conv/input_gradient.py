@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def is_weight_bound(weight: Tensor, grad: Tensor) -> bool:
-    """Whether the inputs of all output pixels, written out, take no more room than the weight."""
+    """Whether the inputs of all output pixels, written out, take no more memory than the weight."""
     pixels = grad.numel() // grad.shape[1]
     return pixels <= weight.shape[0]
 

@@ -1,4 +1,4 @@
-"""A convolution over spikes as torch operators: it reads one bit a spike, in forward and for the weight's gradient."""
+"""A convolution over spikes as torch operators, which read one bit per spike, forward and for the weight's gradient."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def takes(
     shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, weight: Tensor, dilation: Sequence[int],
     groups: int,
 ) -> bool:  # fmt: skip
-    """Whether the kernels can convolve spikes of this form and are worth it: float32 on CPU with channels innermost and
-    a multiple of 16 of them, and a window of at least 48 inputs a row."""
+    """Whether the kernels can convolve such spikes and are worth it: float32 on CPU, channels innermost and a multiple
+    of 16, and a window with at least 48 inputs per row."""
     if weight.device.type != "cpu" or len(shape) != 4:
         return False
     out_channels, channels, _, width = weight.shape
@@ -34,7 +34,7 @@ def takes(
 
 
 def _has_channels_innermost(shape: Sequence[int], strides: Sequence[int], weight: Tensor) -> bool:
-    """Whether a map is in the order channels_last and in no other; of a map of one pixel, which is in every order,
+    """Whether a map is in the order channels_last and in no other; for a map of one pixel, which is in every order,
     whether its weight is."""
     _, channels, height, width = shape
     expected = (channels * height * width, 1, channels * width, channels)

@@ -1,6 +1,6 @@
-"""What the convolution's loops do to whole vectors, written in LLVM's terms: numba has none for them.
+"""What the convolution's loops do to whole vectors, written as LLVM instructions, as numba has no form for them.
 
-Addresses are integers. LLVM splits a vector of 16 floats where the machine's are narrower.
+Addresses are integers. LLVM splits a vector of 16 floats if the machine's vectors are narrower.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 LANES = 16
 VECTOR_BYTES = 4 * LANES
 SUBSETS = 16
-"""Sums of some of four rows: all a nibble can ask for."""
+"""The number of sums of a subset of four rows: one for each value of a nibble."""
 
 _INT64 = ir.IntType(64)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
@@ -46,7 +46,7 @@ def address_of(typingctx, place):
 
 @intrinsic
 def word_at(typingctx, address):
-    """64 bits from any byte on."""
+    """64 bits that start at any byte."""
 
     def generate(context, builder, signature, args):
         return builder.load(builder.inttoptr(args[0], _INT64.as_pointer()), align=1)
@@ -86,7 +86,7 @@ add_transposed_floats = _transposing(True, "Add 16 × 16 floats, rows to columns
 
 @intrinsic
 def transpose_bits(typingctx, address):
-    """64 words of 64 bits, rows to columns, in place."""
+    """Transpose 64 words of 64 bits, in place."""
 
     def generate(context, builder, signature, args):
         places = [builder.add(args[0], _constant(8 * word)) for word in range(64)]
@@ -103,7 +103,7 @@ def transpose_bits(typingctx, address):
             groups = halves
         zero = ir.Constant(_BYTES, [0] * 64)
         for byte, (vector,) in groups.items():
-            for bit in reversed(range(8)):  # the sign is the highest bit; doubling brings up the next
+            for bit in reversed(range(8)):  # the sign is the highest bit; doubling moves the next one there
                 signs = builder.bitcast(builder.icmp_signed("<", vector, zero), _INT64)
                 builder.store(signs, builder.inttoptr(places[8 * byte + bit], _INT64.as_pointer()), align=8)
                 vector = builder.add(vector, vector)
@@ -114,8 +114,8 @@ def transpose_bits(typingctx, address):
 
 @functools.cache
 def subset_sums(vectors: int) -> Callable:
-    """A function that writes the 16 sums of some of four rows of `vectors` × 16 floats: table[m] is that of the rows
-    whose bit is set in m."""
+    """A function that writes the 16 sums of the subsets of four rows of `vectors` × 16 floats: table[m] is the sum of
+    the rows whose bit is set in m."""
 
     @intrinsic
     def build(typingctx, rows, pitch, table):

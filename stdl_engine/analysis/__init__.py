@@ -1,4 +1,4 @@
-"""What networks that were trained by different rules have in common and where they differ. A new analysis is one file
+"""What networks that were trained by different rules have in common, and where they differ. A new analysis is one file
 and one line in `ANALYSES`."""
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .study import Study
 
 @dataclass(frozen=True)
 class Analysis:
-    """Which runs it needs, and what it makes of them once they are over."""
+    """The runs that an analysis needs, and the section that it makes from them once they are over."""
 
     needs: Callable[[Study], list[Trained]]
     analyse: Callable[[Study], Section]
     of_trained: bool = False
-    """Whether it looks at trained networks, and so at runs that a user has made."""
+    """Whether it looks at trained networks, so that it also works on a user's own runs."""
 
 
 ANALYSES: dict[str, Analysis] = {

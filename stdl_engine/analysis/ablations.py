@@ -1,5 +1,5 @@
 """The paper's ablations: how auxiliary networks are made, which of equally deep ones is taken, and where the network is
-cut. Accuracy is that of the report's own network, memory that of the paper's at its size."""
+cut. Accuracy is that of the report's own network; memory is that of the paper's network at the paper's size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUPS = (3, 5)
 
 @dataclass(frozen=True)
 class Row:
-    """One ablation: what is changed, how it is said, and what the paper says of it."""
+    """One ablation: what is changed, how the page calls it, and what the paper reports."""
 
     label: str
     rule: str
@@ -51,20 +51,20 @@ def settings(row: Row, budget: str) -> dict[str, Any]:
 
 
 def budget_of(study: Study) -> str:
-    """The recipe's own if it is a fraction, else half; the published partition cannot be varied."""
+    """The recipe's own budget if it is a fraction, otherwise half; the published partition cannot be varied."""
     own = str(rule_options(by_rule(study.recipe, "stdl"))["budget"])
     return own if parse_budget(own).fraction is not None else HALF
 
 
 def rows(study: Study) -> list[tuple[Row, list[Trained], bool]]:
-    """Each ablation with its runs, and whether it changes nothing of this network, whose runs it then has."""
+    """Each ablation with its runs, and whether it changes nothing in this network; it then has STDL's own runs."""
     budget, count = budget_of(study), len(study.unit_names())
     recipe = by_rule(study.recipe, "stdl")
     whole = _made(recipe, ROWS[0], budget)
     found = []
     for row in ROWS:
         if row.rule == "even" and row.changes["groups"] >= count:
-            continue  # every unit alone, which is another row
+            continue  # every unit alone is another row
         same = row.rule == "stdl" and bool(row.changes) and _made(recipe, row, budget) == whole
         changes = settings(ROWS[0] if same else row, budget)
         found.append((row, study.over_seeds(row.rule, **changes), same))
@@ -104,7 +104,7 @@ def analyse(study: Study) -> Section:
 
 TEXT = (
     "Auxiliary networks are made of a subnetwork's later layers, as deep as the budget allows and of equally deep ones "
-    "the largest; the network is cut greedily. Each row changes one of these. A row that changes nothing of this "
+    "the largest; the network is cut greedily. Each row changes one of these. A row that changes nothing in this "
     "network (one without residual blocks has none to replace by convolutions) has the figures of STDL and says so."
 )
 

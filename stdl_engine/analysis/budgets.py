@@ -18,11 +18,11 @@ from .study import Study
 from .sweeps import Point, exhibit
 
 FRACTIONS = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.2)
-"""Budgets that are tried, of the whole network's footprint; those that cut it alike count once."""
+"""The budgets that are tried, as fractions of the whole network's footprint; of those with the same cut one is used."""
 
 
 def plan_for(recipe: Recipe, budget: str) -> Plan:
-    """How STDL cuts the recipe's network under a budget that is not in bytes; BudgetError if none meets it."""
+    """How STDL cuts the recipe's network under a budget that is not in bytes; BudgetError if no cut meets it."""
     network = Network(shapes_of(recipe), recipe.in_shape, recipe.memory)
     meant = parse_budget(budget)
     if meant.published:
@@ -32,8 +32,8 @@ def plan_for(recipe: Recipe, budget: str) -> Plan:
 
 
 def choices(study: Study) -> list[tuple[str, Plan]]:
-    """The recipe's own budget and such others as cut the network in another way, down to the smallest that works, from
-    the largest."""
+    """The recipe's own budget and others that cut the network differently, from the largest to the smallest that
+    works."""
     recipe = by_rule(study.recipe, "stdl")
     own = str(rule_options(recipe)["budget"])
     if parse_budget(own).size is not None:

@@ -1,6 +1,6 @@
-"""Small charts as SVG: lines, bars, areas and tables of colour, light enough for one page and readable in the dark.
+"""Small charts as SVG: lines, bars, areas and heat maps, small enough for one page and readable in dark mode.
 
-Colours are classes (`s0` to `s7`), which the page defines for light and for dark; a picture that stands alone carries
+Colours are classes (`s0` to `s7`), which the page defines for light and dark mode; a picture in its own file defines
 them itself (`standalone`). Nothing is drawn for a value that is None.
 """
 
@@ -20,7 +20,7 @@ MARKERS = {
     "triangle": "m0,-4.5l4,7.5h-8z",
     "diamond": "m0,-4.5l4.5,4.5l-4.5,4.5l-4.5,-4.5z",
 }
-"""Each as a path around its middle."""
+"""Shapes of marks, each as a path around its centre."""
 COLOURS = 8
 
 STYLE = """
@@ -37,7 +37,7 @@ svg.chart .whisker{stroke:var(--own);stroke-width:1.5}svg.chart .mark,svg.chart 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart: a value for each place on the x axis, and how far it deviates."""
+    """One line of a chart: a value for each place on the x axis, with its deviation."""
 
     label: str
     values: Sequence[float | None]
@@ -49,9 +49,8 @@ def lines(
     title: str, x_label: str, y_label: str, places: Sequence[str | float], series: Sequence[Series], *,
     top: float | None = None, bottom: float | None = 0.0, marks: bool = True, words: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """A chart of lines over places, which are equally far apart if they are words. `top` and `bottom` are where the y
-    axis ends, if the values do not go beyond. `words` are written along the x axis in place of numbers, where they are
-    not empty."""
+    """A chart of lines over places, which are evenly spaced if they are words. `top` and `bottom` are the ends of the y
+    axis, unless values go beyond them. `words` that are not empty are written along the x axis instead of numbers."""
     beside = 0.0
     if not places or isinstance(places[0], str):
         words, beside = [str(place) for place in places], 0.3  # room for the first and the last word
@@ -72,7 +71,7 @@ def areas(
     title: str, x_label: str, y_label: str, xs: Sequence[float], layers: Sequence[tuple[str, Sequence[float]]], *,
     ticks: Sequence[tuple[float, str]] = (),
 ) -> str:  # fmt: skip
-    """Layers one upon the other; their sum is the upper edge."""
+    """Stacked areas; the upper edge is their sum."""
     legend, above = _legend([(name, n) for n, (name, _) in enumerate(layers)])
     total = [sum(values) for values in zip(*(layer for _, layer in layers), strict=True)]
     frame = Frame((min(xs), max(xs)), _limits(total, 0.0, None), TOP + above)
@@ -92,7 +91,7 @@ def areas(
 
 
 def bars(title: str, y_label: str, x_label: str, rows: Sequence[tuple[str, float | None, float | None]]) -> str:
-    """Horizontal bars: a label, a value, and how far it deviates."""
+    """Horizontal bars: a label, a value, and its deviation."""
     height, left = 22, min(190, 12 + max(map(_wide, (y_label, *(label for label, *_ in rows)))))
     known = [value + (deviation or 0) for _, value, deviation in rows if value is not None]
     bottom = TOP + 16 + height * len(rows)
@@ -121,7 +120,7 @@ def grid(
     title: str, x_label: str, y_label: str, columns: Sequence[str], rows: Sequence[str],
     values: Sequence[Sequence[float | None]],
 ) -> str:  # fmt: skip
-    """A table of colour for values from 0 to 1, the darker the larger; each cell says its value when pointed at."""
+    """A heat map of values from 0 to 1, darker for larger ones; each cell shows its value when pointed at."""
     left = min(150, 26 + max(map(_wide, rows)))
     size = min(46.0, (WIDTH - left - RIGHT) / len(columns))
     bottom = TOP + size * len(rows)
@@ -150,7 +149,7 @@ def grid(
 
 
 def standalone(svg: str) -> str:
-    """A chart as a file of its own, with its size, its colours and a background."""
+    """A chart as its own file, with its size, its colours and a background."""
     head, _, rest = svg.partition(">")
     (height,) = re.findall(rf'viewBox="0 0 {WIDTH} (\d+)"', head)
     size = f'width="{1.4 * WIDTH:.0f}" height="{1.4 * int(height):.0f}"'
@@ -211,7 +210,7 @@ class Frame:
         return parts
 
     def words(self, xs: Sequence[float], words: Sequence[str]) -> list[str]:
-        """Words along the x axis, slanted where they would not fit side by side; every so many, if there are many."""
+        """Words along the x axis, slanted if they do not fit side by side; if there are many, only every n-th."""
         given = [(x, word) for x, word in zip(xs, words, strict=True) if word]
         room = (self.right - self.left) / max(1, len(given))
         every = max(1, math.ceil(13 / room))
@@ -263,7 +262,7 @@ def _marker(number: int, x: float, y: float, inside: str = "") -> str:
 
 
 def _legend(entries: Sequence[tuple[str, int]]) -> tuple[str, float]:
-    """Marks and labels over the box, in as many rows as they need, and the height of it."""
+    """Marks and labels above the box, in as many rows as they need, and their height."""
     if len(entries) < 2:
         return "", 0.0
     parts, x, y = [], float(LEFT), float(TOP)
@@ -301,7 +300,7 @@ def _slanted(x: float, y: float, text: str) -> str:
 
 
 def _wide(text: str) -> float:
-    """The width of a text, about; what is placed by it may be a little off."""
+    """The approximate width of a text; what is placed by it may be slightly off."""
     return sum(8.2 if character.isupper() else 6.4 for character in text)
 
 
@@ -315,7 +314,7 @@ def _pairs(series: Series) -> list[tuple[float | None, float | None]]:
 
 
 def _limits(values: Sequence[float], bottom: float | None, top: float | None) -> tuple[float, float]:
-    """Ends of an axis that hold all values, with a little room above."""
+    """The ends of an axis that holds all values, with a little room above."""
     low = min([*values, *([] if bottom is None else [bottom])], default=0.0)
     high = max([*values, *([] if top is None else [top])], default=1.0)
     if high <= low:

@@ -1,4 +1,4 @@
-"""Linear CKA: how alike two trained networks represent the same samples, unit by unit.
+"""Linear CKA: how similarly two trained networks represent the same samples, unit by unit.
 
 The representation of a sample in a unit is the unit's firing rate, its output averaged over time. Similarity is the
 unbiased HSIC of two Gram matrices, summed over minibatches in float64 before the ratio is taken, so that its
@@ -6,8 +6,8 @@ expectation does not depend on the size of a minibatch:
 
     HSIC(K, L) = 1/(n(n-3)) · Σ_ij K̂_ij L̂_ij        CKA = Σ HSIC(K, L) / sqrt(Σ HSIC(K, K) · Σ HSIC(L, L))
 
-K̂ is K without its diagonal, centred so that each row and column of it adds up to zero. A unit that gives the same for
-every sample has no similarity to anything: its CKA is undefined, None.
+K̂ is K without its diagonal, centred so that each of its rows and columns adds up to zero. A unit that gives the same
+output for every sample has no similarity to anything: its CKA is undefined, None.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .runs_of_report import Trained
 from .study import Study
 
 SAMPLES, BATCH = 1024, 128
-"""Test samples that are looked at, at most, and how many at a time."""
+"""How many test samples are used at most, and how many at a time."""
 Values = list[list[float | None]]
-"""CKA by unit of one network, then of another; None is undefined."""
+"""CKA by unit of the first network, then by unit of the second; None is undefined."""
 LEAST = 4
-"""Samples that an unbiased HSIC takes."""
+"""The fewest samples for an unbiased HSIC."""
 ROUNDING = 1e-10
-"""What is left of a Gram matrix after centring, relative to the matrix, that is only rounding."""
+"""If centring leaves less of a Gram matrix than this, relative to the matrix, the rest is only rounding."""
 
 
 def centred_gram(maps: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def centred_gram(maps: Tensor) -> Tensor:
     if n < LEAST:
         raise ValueError(f"CKA was asked of {n} samples: it takes {LEAST} or more.")
     x = maps.flatten(1).double()
-    size = x.norm() ** 2 / math.sqrt(n)  # of the matrix before any mean is taken off
+    size = x.norm() ** 2 / math.sqrt(n)  # of the matrix before any mean is subtracted
     x = x - x.mean(0)
     gram = x @ x.T
     gram.fill_diagonal_(0)
@@ -60,14 +60,14 @@ class Similarity:
         self._own = [torch.zeros(()), torch.zeros(())]
 
     def add(self, first: Tensor, second: Tensor) -> None:
-        """A minibatch: the centred Gram matrices of each network's units, [units, n²], for the same n samples."""
+        """Add a minibatch: the centred Gram matrices of each network's units, [units, n²], for the same n samples."""
         n = math.isqrt(first.shape[1])
         weight = 1 / (n * (n - 3))
         self._cross = self._cross + weight * (first @ second.T)
         self._own = [own + weight * (grams**2).sum(1) for own, grams in zip(self._own, (first, second), strict=True)]
 
     def values(self) -> Values:
-        """By unit of the first network, then of the second; None is undefined."""
+        """CKA by unit of the first network, then by unit of the second; None is undefined."""
         first, second = self._own
         scale = torch.sqrt(first[:, None] * second[None, :])
         return [
@@ -77,7 +77,7 @@ class Similarity:
 
 
 def needs(study: Study) -> list[Trained]:
-    """Networks by every rule, and a second one by the reference."""
+    """Networks by every rule, and a second one by the reference rule."""
     return [*study.networks(), *study.yardstick()]
 
 
@@ -118,9 +118,9 @@ def analyse(study: Study) -> Section:
 
 
 def pairs_to_compare(study: Study) -> tuple[list[tuple[str, Trained, Trained]], str]:
-    """What is compared with what: label, network, network of the reference; and what a reader has to know of it.
+    """What is compared: label, network, and network of the reference; and what a reader has to know about it.
 
-    Networks that begin with the same random weights stay more alike than others, so that seeds differ where they can.
+    Networks that begin with the same random weights stay more alike than others, so their seeds differ where possible.
     """
     references = [*study.reference(), *study.yardstick()]
     count = len(references)
@@ -141,7 +141,7 @@ def pairs_to_compare(study: Study) -> tuple[list[tuple[str, Trained, Trained]], 
 
 
 def _of_another_seed(run: Trained, references: Sequence[Trained], place: int) -> Trained:
-    """The next of the reference's networks that began with other weights; any, if none did."""
+    """The next of the reference's networks that began with other weights; if none did, any."""
     following = [references[(place + step) % len(references)] for step in range(1, len(references) + 1)]
     return next((other for other in following if other.recipe.seed != run.recipe.seed), following[0])
 

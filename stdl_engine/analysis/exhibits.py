@@ -1,4 +1,4 @@
-"""What an analysis hands to the page: sections of exhibits, each with the figures behind it."""
+"""What an analysis gives to the page: sections of exhibits, each with the values behind it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Exhibit:
     Attributes:
         name: of its CSV, data/NAME.csv.
         caption: says what was run.
-        columns, rows: the values; None is one that is not there.
+        columns, rows: the values; None is a missing value.
         pictures: charts, as SVG.
         table: the values that people want to read.
         files: further files behind it, by name.
@@ -37,7 +37,7 @@ class Exhibit:
     files: dict[str, bytes] = field(default_factory=dict)
 
     def as_csv(self) -> str:
-        """An empty cell is a value that is undefined or not there."""
+        """An empty cell is a value that is undefined or missing."""
         page = io.StringIO()
         writer = csv.writer(page, lineterminator="\n")
         writer.writerow(self.columns)
@@ -55,7 +55,7 @@ class Section:
 
 
 def mean_of(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """The mean of what is there and, of several, the standard deviation of a sample."""
+    """The mean of the values that are there and, if there are several, their sample standard deviation."""
     known = [value for value in values if value is not None]
     if not known:
         return None, None

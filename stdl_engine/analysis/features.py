@@ -1,4 +1,4 @@
-"""What the units of a trained network give, sample by sample and time step by time step."""
+"""The outputs of the units of a trained network, for each sample and time step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def neuron_layers(unit: nn.Module) -> list[nn.Module]:
 
 @torch.no_grad()
 def watch(model: nn.Sequential, frames: Sequence[Tensor], see: Callable[[int, int, Tensor], None]) -> None:
-    """Run the plain network in evaluation mode over T frames; `see` gets the number of a unit, the time step, and what
-    the unit gives then. The model is given back as it was."""
+    """Run the plain network in evaluation mode over T frames; `see` is called with the number of a unit, the time step,
+    and the unit's output. The model is left as it was."""
     *units, _ = model
     with borrowed(model.modules(), training=False, online=True, memory="lean"):
         for t, x in enumerate(frames):
@@ -40,8 +40,8 @@ def mean_maps(model: nn.Sequential, frames: Sequence[Tensor]) -> list[Tensor]:
 
 
 def pooled(maps: Tensor, features: int) -> Tensor:
-    """Maps averaged over neighbouring places until so many features are left, as the classifiers of local learning do
-    it, [batch, features]."""
+    """Maps averaged over neighbouring places until at most this many features are left, as in the classifiers of local
+    learning: [batch, features]."""
     with shapes_only():
         size = PooledHead(tuple(maps.shape[1:]), 1, features).size
     return nn.functional.adaptive_avg_pool2d(maps, size).flatten(1) if size else maps

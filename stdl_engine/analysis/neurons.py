@@ -28,7 +28,7 @@ def needs(study: Study) -> list[Trained]:
 
 
 def analyse(study: Study) -> Section:
-    caption = f"The same network of other neurons. {study.described()}, neurons as given."
+    caption = f"The same network with different neurons. {study.described()}, neurons as given."
     text = "PLIF learns its decay, ALIF adapts its threshold and keeps a second state for it."
     of = "ResNet-18 on GAIT-DAY-DVS, T=20, batch 100, plain memory"
     shown = exhibit("neurons", "Neuron models", "neuron model", points(study), caption, of)

@@ -1,4 +1,4 @@
-"""One page of all exhibits: HTML that needs nothing else, on a phone, on paper, in light and in dark."""
+"""One page of all exhibits: self-contained HTML for a phone, for paper, and for light and dark mode."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ nav{display:none}pre{white-space:pre-wrap}a{text-decoration:none}}
 
 
 def page(title: str, lead: str, sections: Sequence[tuple[str, Section]], commands: Sequence[str], end: str) -> str:
-    """The whole page; `sections` come with the names that links to them have."""
+    """The whole page; `sections` come with the names that links refer to."""
     links = "".join(f'<a href="#{name}">{escape(section.title)}</a>' for name, section in sections)
     body = "".join(_section(name, section) for name, section in sections)
     listed = escape("\n".join(commands))

@@ -1,8 +1,8 @@
-"""Linear probes: how well a linear classifier does on what each unit of a frozen network gives.
+"""Linear probes: how well a linear classifier does on the output of each unit of a frozen network.
 
 Features are a unit's output averaged over time and pooled. The classifier is ridge regression onto the classes, solved
 in closed form in float64; its strength is chosen on a fifth of the training samples, and then all of them are used.
-Accuracy is that on the test set, which took no part in any of it.
+Accuracy is measured on the test set, which is used for nothing else.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .runs_of_report import Trained
 from .study import Study
 
 TRAIN_SAMPLES, TEST_SAMPLES, BATCH = 5000, 10_000, 100
-"""Samples that are looked at, at most, and how many at a time."""
+"""How many samples are used at most, and how many at a time."""
 FEATURES = 512
-"""Features of a probe, at most."""
+"""The largest number of features of a probe."""
 STRENGTHS = tuple(10.0**power for power in range(-4, 4))
-"""Of the ridge, relative to the variance of a feature."""
+"""The strengths of the ridge that are tried, relative to the variance of a feature."""
 
 
 class Ridge:
@@ -32,7 +32,7 @@ class Ridge:
     def __init__(self, x: Tensor, y: Tensor, num_classes: int) -> None:
         x = x.double()
         self.mean, self.scale = x.mean(0), x.std(0, correction=0)
-        self.scale[self.scale == 0] = 1.0  # a feature that never changes is zero after its mean is taken off
+        self.scale[self.scale == 0] = 1.0  # a feature that never changes is zero once its mean is subtracted
         targets = nn.functional.one_hot(y, num_classes).double()
         self.offset = targets.mean(0)
         x = (x - self.mean) / self.scale
@@ -47,7 +47,7 @@ class Ridge:
 
 
 def probe(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], num_classes: int) -> float:
-    """Accuracy on the test samples of the best linear classifier that the training samples give."""
+    """Accuracy on the test samples of the best linear classifier found on the training samples."""
     x, y = train
     kept = max(1, len(x) // 5)
     tried = Ridge(x[kept:], y[kept:], num_classes)
@@ -84,8 +84,8 @@ def analyse(study: Study) -> Section:
         table=(("rule", "first unit, %", "last unit, %", "within 5% of its best from"), shown),
     )  # fmt: skip
     text = (
-        "How early do classes become linearly separable? Local rules tend to be early, as each unit has to classify by "
-        "itself, and to gain less afterwards."
+        "How early do classes become linearly separable? Under local rules this tends to be early, as each unit has to "
+        "classify by itself, and later units add less."
     )
     return Section("Linear separability (probes)", text, [exhibit])
 
@@ -100,7 +100,7 @@ def probe_units(study: Study, run: Trained) -> list[float]:
 
 
 def probe_input(study: Study) -> float:
-    """The same of the input itself, which is what a unit has to be better than."""
+    """The same for the input itself, which a unit has to beat."""
     sets = []
     for batches in _both(study):
         sums = ((torch.as_tensor(sum(study.frames(x))), y) for x, y in batches)

@@ -1,4 +1,4 @@
-"""What the paper reports, to stand beside: accuracy in per cent and memory in GB (1e9 bytes)."""
+"""What the paper reports, for comparison: accuracy in per cent and memory in GB (1e9 bytes)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much the neurons of each unit fire, how many never or always do, and how large each unit's gradient is."""
+"""How often the neurons of each unit fire, how many never or always do, and how large each unit's gradient is."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .runs_of_report import Trained
 from .study import Study
 
 SAMPLES, BATCH = 1024, 100
-"""Test samples that are looked at, at most, and how many at a time."""
+"""How many test samples are used at most, and how many at a time."""
 COUNTS = ("neurons", "dead", "saturated")
 GRADIENT_BATCHES = 4
-"""Training batches that the gradient's size is taken from."""
+"""The number of training batches over which gradient norms are averaged."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Firing:
 
 
 class _Layer:
-    """What is counted of one neuron layer."""
+    """The counts for one neuron layer."""
 
     def __init__(self, steps: int) -> None:
         self.sums = torch.zeros(steps, dtype=torch.float64)
@@ -61,14 +61,14 @@ class _Layer:
         self.samples += len(spikes) if self.t == 0 else 0
 
     def extremes(self) -> tuple[Tensor, Tensor]:
-        """The least and the most that each neuron gave."""
+        """The smallest and the largest output of each neuron."""
         assert self.least is not None, "the layer has run"
         assert self.most is not None, "the layer has run"
         return self.least, self.most
 
 
 def firing(study: Study, run: Trained) -> list[Firing]:
-    """Of every unit of a trained network, all its neuron layers together."""
+    """The activity of every unit of a trained network, over all its neuron layers."""
     model = study.network(run)
     *units, _ = model
     seen = [[_Layer(study.recipe.steps) for _ in neuron_layers(unit)] for unit in units]
@@ -98,7 +98,7 @@ def _together(counts: list[_Layer]) -> Firing:
 
 
 class _Norms(Optimizer):
-    """Steps nowhere and notes how large the gradients are that it is given."""
+    """An optimizer that changes no weight, and notes how large its gradients are."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], found: dict[nn.Parameter, float]) -> None:
         super().__init__(parameters, {})
@@ -112,7 +112,7 @@ class _Norms(Optimizer):
 
 
 def gradient_norms(study: Study, run: Trained) -> list[float]:
-    """The Euclidean norm of each unit's gradient by the run's own rule, auxiliary networks included as they were
+    """The Euclidean norm of each unit's gradient under the run's own rule, with auxiliary networks as they were
     trained, averaged over a few training batches."""
     model = study.network(run)
     found: dict[nn.Parameter, float] = {}
@@ -122,7 +122,7 @@ def gradient_norms(study: Study, run: Trained) -> list[float]:
     auxiliary = [part.classifier for part in rule.subnetworks if not part.is_last]
     for classifier, values in zip(auxiliary, state["rule"]["auxiliary"], strict=True):
         classifier.load_state_dict(values)
-    rule.scalers = []  # which would scale what is measured
+    rule.scalers = []  # a scaler would scale what is measured
     norms = []
     batch = min(study.recipe.batch_size, len(study.data(study.recipe)[0].train))
     for x, y in study.train_batches(GRADIENT_BATCHES * batch, batch, full=True):
@@ -193,6 +193,6 @@ def analyse(study: Study) -> Section:
         ),
     ]  # fmt: skip
     text = (
-        "A unit that hardly fires passes little on; one that always fires passes nothing on that depends on the sample."
+        "A unit that hardly fires passes little on; one that always fires passes on nothing that depends on the sample."
     )
     return Section("Firing rates and gradients", text, exhibits)

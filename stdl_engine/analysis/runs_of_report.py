@@ -1,4 +1,4 @@
-"""The runs behind a report: each in a folder named after its settings, trained once, kept, and gone on with."""
+"""The runs behind a report: each in a folder named after its settings, trained once, kept, and resumed if need be."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ DIGITS = 10
 
 @dataclass(frozen=True)
 class Trained:
-    """A network that was trained, or will have been: its settings, and the folder of its run."""
+    """A network that was trained, or is to be: its settings, and the folder of its run."""
 
     recipe: Recipe
     path: Path
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What came out; the run must be over."""
+        """The results; the run must be over."""
         return json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
 
     @property
@@ -42,18 +42,18 @@ class Trained:
         return (self.path / "summary.json").is_file()
 
     def seconds(self) -> float:
-        """What training took, testing not counted."""
+        """The time that training took, without testing."""
         lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return sum(json.loads(line)["train_seconds"] for line in lines)
 
 
 def canonical(recipe: Recipe) -> Recipe:
-    """The recipe with nothing left open that two analyses might fill in differently."""
+    """The recipe with every open setting filled in, so that all analyses mean the same run."""
     changes: dict[str, Any] = {}
     if recipe.rule == "stdl":
         changes["budget"] = str(rule_options(recipe)["budget"])
     if recipe.rule != "even":
-        changes["groups"] = 3  # which only that rule reads
+        changes["groups"] = 3  # only "even" reads it
     return replace(recipe, **changes)
 
 
@@ -65,7 +65,7 @@ def key_of(recipe: Recipe, data_fingerprint: str) -> str:
 
 
 def train_missing(wanted: Sequence[Trained], printer: Printer, stop: StopSignals) -> None:
-    """Train what has not been trained yet, one run after the other, saying how far it is."""
+    """Train the runs that are missing, one after the other, and print the progress."""
     wanted = list(dict.fromkeys(wanted))
     missing = [run for run in wanted if not run.finished]
     if kept := len(wanted) - len(missing):
@@ -94,11 +94,11 @@ def _train_one(run: Trained, printer: Printer, stop: StopSignals) -> None:
         else:
             train(run.recipe, run.path, quiet, stop)
     except Stopped as error:
-        raise Stopped(error.exit_code - 128, ": the same command goes on from here") from error
+        raise Stopped(error.exit_code - 128, ": the same command continues from here") from error
 
 
 class QuietPrinter(Printer):
-    """Logs what a run has to say without printing it; the bar of an epoch is shown on a terminal."""
+    """Logs a run's messages without printing them; on a terminal the progress bar of an epoch is shown."""
 
     def __init__(self, outer: Printer) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """A training step as a snapshot that PyTorch's memory viewer opens (docs.pytorch.org/memory_viz, or offline by
 `python -m torch.cuda._memory_viz trace_plot FILE -o PAGE`): the documented dict of `segments` and `device_traces`.
 
-Storages on fake tensors have no addresses, so they are laid out here as they come: each one in the first gap that is
-large enough.
+Storages of fake tensors have no addresses, so they get one here in the order of allocation: each one is put into the
+first gap that is large enough.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ POOL = (0, 0)
 
 
 class Space:
-    """Addresses of what is alive, first fit."""
+    """Addresses of live storages, assigned by first fit."""
 
     def __init__(self) -> None:
         self.blocks: list[tuple[int, int]] = []
@@ -27,7 +27,7 @@ class Space:
         self.end = START
 
     def take(self, size: int) -> int:
-        """An address for so many bytes."""
+        """An address for this many bytes."""
         address = START
         for place, (other, taken) in enumerate(self.blocks):
             if address + size <= other:

@@ -27,6 +27,6 @@ def needs(study: Study) -> list[Trained]:
 
 def analyse(study: Study) -> Section:
     caption = f"Each T is trained and tested by itself. {study.described()}, T as given."
-    text = "BPTT's memory grows with T, as it keeps every time step; STDL keeps one, and a bit for each spike between."
+    text = "BPTT's memory grows with T, as it keeps every time step; STDL keeps one, and bits between subnetworks."
     of = "ResNet-18 on CIFAR-10, batch 512, plain memory"
     return Section("Time steps", text, [exhibit("steps", "Time steps", "time steps T", points(study), caption, of)])

@@ -27,7 +27,7 @@ from .runs_of_report import Trained, canonical, key_of
 
 Runs = dict[str, list[Trained]]
 SAME = ("model", "width", "neuron", "in_shape", "num_classes", "events", "dataset", "steps")
-"""Settings that runs must agree in to be looked at side by side."""
+"""Settings that runs must share to be compared."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Choice:
     rules: tuple[str, ...]
     seeds: int
     given: tuple[Path, ...] = ()
-    """Folders of runs to look at in place of training some."""
+    """Folders of existing runs to look at, instead of training."""
     stated_rules: bool = False
-    """Whether the rules were named, and so must be among the runs that were given."""
+    """Whether the user named the rules; then they must be among the given runs."""
 
 
 class Study:
@@ -54,16 +54,16 @@ class Study:
         self._data: dict[Any, tuple[Dataset, str]] = {}
         data, _ = self.data(self.recipe)
         if len(data.test) == 0 or len(data.train) == 0:
-            raise ValueError(f"the data {self.recipe.dataset} has no samples to learn from or to test on: bring some.")
+            raise ValueError(f"the data {self.recipe.dataset} has no samples to train or test on: add some.")
         self.recipe = for_data(self.recipe, data)
         self.check_rules()
 
     def _open(self, paths: Sequence[Path]) -> list[Trained]:
-        """Runs that are there, all of one network on one kind of data."""
+        """Existing runs, all of one network on the same data."""
         runs = [Trained(RunFolder.open(path).recipe, path) for path in paths]
         for run in runs:
             if not checkpoints.saved(run.path) or not run.finished:
-                raise ValueError(f"the run in {run.path} is not over: go on with it by stdl_engine.train --resume.")
+                raise ValueError(f"the run in {run.path} is not over: continue it with stdl_engine.train --resume.")
             first = runs[0]
             for name in SAME:
                 here, there = getattr(run.recipe, name), getattr(first.recipe, name)
@@ -75,7 +75,7 @@ class Study:
         return runs
 
     def check_rules(self) -> None:
-        """Reject rules that no run that was named was trained by."""
+        """Reject rules by which none of the given runs was trained."""
         if self.given and self.choice.stated_rules:
             trained = {run.recipe.rule for run in self.given}
             if missing := [rule for rule in self.choice.rules if rule not in trained]:
@@ -85,7 +85,7 @@ class Study:
                 )
 
     def data(self, recipe: Recipe) -> tuple[Dataset, str]:
-        """The data of a recipe, images as they are, and its fingerprint."""
+        """The data of a recipe, without augmentation, and its fingerprint."""
         plain = replace(recipe, augment="none")
         key = (plain.dataset, plain.data, plain.steps if plain.events else None, plain.size)
         if key not in self._data:
@@ -94,7 +94,7 @@ class Study:
         return self._data[key]
 
     def wanted(self, rule: str, seed: int = 0, **changes: Any) -> Trained:
-        """The run by a rule with the seed that stands so far behind the first, and other changes to the recipe."""
+        """The run by a rule with the seed at this offset from the first, and with other changes to the recipe."""
         recipe = replace(by_rule(self.recipe, rule), seed=self.recipe.seed + seed)
         recipe = canonical(replace(recipe, **changes))
         _, data_fingerprint = self.data(recipe)
@@ -106,7 +106,7 @@ class Study:
 
     @functools.cache  # noqa: B019 - there is one study
     def groups(self) -> Runs:
-        """The networks to look at, by what they are called."""
+        """The networks to look at, by label."""
         if not self.given:
             return {rule.upper(): self.over_seeds(rule) for rule in self.choice.rules}
         runs = [run for run in self.given if not self.choice.stated_rules or run.recipe.rule in self.choice.rules]
@@ -122,7 +122,7 @@ class Study:
 
     @property
     def reference_label(self) -> str:
-        """BPTT if it is there, else what comes first."""
+        """BPTT if it is among the rules, otherwise the first one."""
         groups = self.groups()
         return next((label for label in groups if label.startswith("BPTT")), next(iter(groups)))
 
@@ -130,7 +130,7 @@ class Study:
         return self.groups()[self.reference_label]
 
     def yardstick(self) -> list[Trained]:
-        """A network by the reference's rule with another seed, where there is only one of it and more may be
+        """A network by the reference rule with another seed, where there is only one such network and more may be
         trained."""
         first = self.reference()
         return [self.wanted(first[0].recipe.rule, 1)] if len(first) == 1 and not self.given else []
@@ -150,11 +150,11 @@ class Study:
         return [f"{number} {label_of(unit)}" for number, unit in enumerate(units, 1)]
 
     def test_batches(self, samples: int, batch: int, *, full: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """The test set, or of a larger one so many samples in an order of their own; all batches full if asked for."""
+        """The test set, or this many samples of a larger one in shuffled order; with `full` only full batches."""
         return self._batches(self.data(self.recipe)[0].test, samples, batch, full)
 
     def train_batches(self, samples: int, batch: int, *, full: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same of the training set, not augmented."""
+        """The same for the training set, without augmentation."""
         return self._batches(self.data(self.recipe)[0].train, samples, batch, full)
 
     def _batches(self, source: Any, samples: int, batch: int, full: bool) -> Iterator[tuple[Tensor, Tensor]]:
@@ -164,7 +164,7 @@ class Study:
         return itertools.islice(batches.epoch(0), max(1, samples // size))
 
     def count_of_test(self, samples: int, batch: int) -> int:
-        """How many samples `test_batches` gives in full batches."""
+        """How many samples the full batches of `test_batches` have."""
         size = min(batch, length := len(self.data(self.recipe)[0].test))
         return min(length // size, max(1, samples // size)) * size
 

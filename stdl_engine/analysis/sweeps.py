@@ -1,4 +1,4 @@
-"""What a setting does to accuracy, peak memory and time: the same recipe at several values of it, by some rules."""
+"""The effect of a setting on accuracy, peak memory and time: one recipe at several values of it, by some rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .runs_of_report import Trained
 
 @dataclass(frozen=True)
 class Point:
-    """One value of the setting under one rule: its runs, one for each seed, and what the paper has for it."""
+    """One value of the setting under one rule: its runs, one for each seed, and the paper's figures for it."""
 
     rule: str
     value: str
@@ -46,7 +46,7 @@ def exhibit(
     more: tuple[str, ...] = (), together: bool = False,
 ) -> Exhibit:  # fmt: skip
     """Accuracy, peak and time against a setting: a line for each rule, or if `together` a bar for each point. `what` is
-    the setting with its unit, `published` says what the paper's figures are of, `more` heads further cells."""
+    the setting with its unit, `published` says what the paper's figures refer to, and `more` heads further cells."""
     rows, shown = [], []
     for point in points:
         accuracy, time = mean_of(point.of("test_accuracy")), mean_of(point.milliseconds())
@@ -56,7 +56,7 @@ def exhibit(
         shown.append((*label, *point.more, *figures, *((point.published,) if published else ())))
     headings = (*(() if together else ("rule",)), what, *more, "accuracy, %", "peak", "ms/sample")
     headings += ("paper",) if published else ()
-    note = " Time is as it was, whatever else the machine did."
+    note = " Times were measured whatever else the machine was doing."
     note += f" The paper's column is {published}." if published else ""
     return Exhibit(
         name, title, caption + note, (*COLUMNS, *more), rows,

@@ -1,7 +1,7 @@
-"""Memory over a training step: every storage from birth to death, by time step, subnetwork, unit, phase and kind.
+"""Memory over a training step: every storage while it is alive, by time step, subnetwork, unit, phase and kind.
 
-The real step of the real rule runs on fake tensors, so any size will do. A visit is a stay of the step at one place (a
-time step, a unit, a phase); what is drawn of it is the moment at which most bytes were alive.
+The real step of the real rule runs on fake tensors, so any size will do. A visit is the time that the step spends at
+one place (a time step, a unit, a phase); of each visit the moment with the most bytes alive is drawn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PHASES = ("forward", "backward", "recompute")
 
 @dataclass(frozen=True)
 class Visit:
-    """A stay at one place of the step, at its moment of most bytes; one number for each of `PARTS`."""
+    """A visit to one place of the step, at its moment of most bytes; one number for each of `PARTS`."""
 
     place: Place
     parts: tuple[int, ...]
@@ -52,7 +52,7 @@ def recorded(recipe: Recipe) -> Recording:
 
 
 def visits(recording: Recording) -> list[Visit]:
-    """The stays of a step one after the other."""
+    """The visits of a step in order."""
     found = []
     births = [(moment.place, moment.parts) for moment in recording.moments if moment.parts is not None]
     for place, stay in itertools.groupby(births, key=lambda birth: birth[0]):
@@ -61,8 +61,8 @@ def visits(recording: Recording) -> list[Visit]:
 
 
 def by_unit(recording: Recording, steps: int) -> list[tuple[int, int, int]]:
-    """The most bytes alive at each time step while each unit ran, forward or backward; an auxiliary network counts to
-    the last unit before it."""
+    """The most bytes alive at each time step while each unit ran, forward or backward; an auxiliary network counts
+    towards the last unit before it."""
     most: dict[tuple[int, int], int] = {}
     for moment in recording.moments:
         step, unit = moment.place.step, unit_at(moment.place, recording.plan)
@@ -92,7 +92,7 @@ def analyse(study: Study) -> Section:
     if study.recipe.name != PAPERS:
         exhibits += trace_of(study, papers, "_paper", _unit_names(papers), snapshots=False)
     text = (
-        "BPTT keeps every layer of every time step until it goes back through them. SLTT frees each time step, STDL "
+        "BPTT keeps every layer of every time step until its backward pass. SLTT frees each time step, STDL "
         "each subnetwork too. Nothing is modelled: this is the schedule that training runs."
     )
     return Section("Memory over a training step", text, exhibits)
@@ -144,7 +144,7 @@ def trace_of(study: Study, recipe: Recipe, suffix: str, names: Sequence[str], *,
              for form, series in (("Plain", plain), ("Lean", lean))],
         ),
         Exhibit(
-            f"trace{suffix}", f"Memory over the step by what it is, {title}",
+            f"trace{suffix}", f"Memory over the step by kind, {title}",
             f"All bytes alive along the step; lines mark time steps (t) or, where a subnetwork runs all its time steps "
             f"before the next one, subnetworks (s). {ran}{viewer}",
             ("rule", "memory", "place", "time_step", "subnetwork", "unit", "phase", *PARTS, "total"), rows, panels,

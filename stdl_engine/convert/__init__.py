@@ -1,5 +1,5 @@
-"""Other libraries' neurons and models: neurons become fused ones in place, models faster ones for a loop of the user's
-own, or sequences of units for learning rules."""
+"""Other libraries' neurons and models: neurons become fused in place; models become faster for the user's own training
+loop, or sequences of units for learning rules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """SpikingJelly's residual blocks as units.
 
-A unit here holds the layers of a block that is trained in place, and runs them as the engine's own blocks do. What is
-rebuilt from it, for auxiliary networks, is made of fresh layers.
+A unit here holds the layers of a block, so that the block is trained in place, and runs them as the engine's own blocks
+do. Units that are rebuilt from it, for auxiliary networks, are made of fresh layers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Bottleneck(ResidualBlock):
         return self.neuron3(self.add(self.current(x), self.shortcut(x) if self.shortcut else x))
 
     def current(self, x: Tensor) -> Tensor:
-        """What the last neuron, or the sum before it, is given."""
+        """The input of the last neuron, or of the sum before it."""
         spikes = self.neuron1(output_of(self.norm1, self.conv1(x)))
         spikes = self.neuron2(output_of(self.norm2, self.conv2(spikes)))
         return output_of(self.norm3, self.conv3(spikes))
@@ -59,7 +59,7 @@ class Bottleneck(ResidualBlock):
 
 
 class Joined(ResidualBlock):
-    """Spikes joined with the shortcut's, which goes before a block that adds them: by ADD, AND or IAND."""
+    """Joins spikes with the shortcut's by ADD, AND or IAND; a base class to put before a block that adds them."""
 
     cnf = "ADD"
 
@@ -131,5 +131,5 @@ def block_unit(block: Any, make_neuron: MakeNeuron) -> Unit:
         unit.cnf = block.cnf
     neurons = [getattr(unit, f"neuron{number}") for number in range(1, depth + 1)]
     for neuron in (*neurons, *(unit.shortcut or ())[2:]):
-        neuron.overwrite = True  # as in the engine's own blocks: its input is batch norm's output and of no other use
+        neuron.overwrite = True  # as in the engine's own blocks: nothing else reads batch norm's output
     return unit

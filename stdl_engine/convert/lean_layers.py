@@ -1,7 +1,7 @@
-"""What the layers of an optimised model are: layers that keep spikes small in a training loop of the user's own.
+"""The layers of an optimised model, which keep spikes in a small form in the user's own training loop.
 
-A layer stays the object it is and takes another class, derived from the one it has and from one of these. Each computes
-what the layer did. Inside a learning rule, which sets `memory_form`, they do as the engine's own layers do.
+A layer stays the object it is and takes another class, derived from its own and from one of these. Each computes what
+the layer did before. Inside a learning rule, which sets `memory_form`, they behave as the engine's own layers.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..neurons import Neuron
 
 
 def must_be_plain() -> bool:
-    """Whether torch.compile or a transform of torch.func is at work, which follow plain layers only."""
+    """Whether torch.compile or a torch.func transform is active, which can only follow plain layers."""
     return torch.compiler.is_compiling() or transformed()
 
 
 class LeanConv2d(SpikeConv2d):
-    """`nn.Conv2d`; of spikes, or sums of up to three, with channels innermost on a CPU, it reads the bits."""
+    """`nn.Conv2d` that reads bits if its input is spikes, or sums of up to three, with channels innermost on a CPU."""
 
     def forward(self, x: Tensor | Carried) -> Tensor:
         if isinstance(x, Carried) or self.memory_form is not None:  # in a learning rule
@@ -43,7 +43,7 @@ class LeanConv2d(SpikeConv2d):
         if skips_pixels(self):
             x, stride = every_pixel(x, *stride), (1, 1)  # only the pixels that are read are kept
         if not why_dense(self) and not torch.is_autocast_enabled("cpu"):
-            y = convolve_bits(x, self.weight, stride, self.padding)  # type: ignore[arg-type]  # a name is refused
+            y = convolve_bits(x, self.weight, stride, self.padding)  # type: ignore[arg-type]  # no name: refused above
             if y is not None:
                 return y if self.bias is None else y.add_(self.bias[:, None, None])
         if stride != self.stride:
@@ -67,7 +67,7 @@ def why_dense(conv: nn.Conv2d) -> str:
 
 
 class LeanAvgPool2d(SpikeAvgPool2d):
-    """`nn.AvgPool2d`, of whose input nothing is kept."""
+    """`nn.AvgPool2d` that keeps nothing of its input."""
 
     memory_form: str | None = "lean"
 
@@ -76,7 +76,7 @@ class LeanAvgPool2d(SpikeAvgPool2d):
 
 
 class _MaxPool(torch.autograd.Function):
-    """Keeps where the largest were, in as few bytes as say it, and nothing of the input."""
+    """Keeps the positions of the maxima, in as few bytes as they fit, and nothing of the input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *settings: Any) -> Tensor:
@@ -91,13 +91,13 @@ class _MaxPool(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (places,) = ctx.saved_tensors
         stand_in = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout)
-        grad = grad.contiguous(memory_format=ctx.layout)  # else the kernel copies the larger gradient of the input
+        grad = grad.contiguous(memory_format=ctx.layout)  # else the kernel copies the input's gradient, which is larger
         grad_x = torch.ops.aten.max_pool2d_with_indices_backward(grad, stand_in, *ctx.settings, places.long())
         return grad_x, *(None for _ in ctx.settings)
 
 
 class LeanMaxPool2d(nn.MaxPool2d):
-    """`nn.MaxPool2d`; the largest of some spikes is a spike, and is kept as small as they are."""
+    """`nn.MaxPool2d`; the maximum of some spikes is a spike, and is kept in the same small form."""
 
     def forward(self, x: Tensor) -> Tensor:
         if must_be_plain() or not is_spikes(x):
@@ -111,8 +111,8 @@ class LeanMaxPool2d(nn.MaxPool2d):
 
 
 class KeepsSpikesSmall(nn.Module):
-    """A model that, while it runs, has autograd keep spikes in their small form, whatever reads them. Where somebody
-    else decides what is saved, as torch.utils.checkpoint does, it leaves that to them."""
+    """A model that, while it runs, has autograd keep spikes in their small form, whatever reads them. Where other code
+    decides what is saved, as torch.utils.checkpoint does, that decision stands."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _keeping_small():
@@ -150,7 +150,7 @@ def neurons_that_join(block: Any) -> list[nn.Module]:
 
 @functools.cache
 def lean_class(kind: type, layer: type) -> type[nn.Module]:
-    """The class that a module of the class `kind` takes, to be one of the classes here as well."""
+    """The class that a module of the class `kind` takes, derived from `kind` and from a class in this file."""
     bases: tuple[type, ...] = (layer,) if issubclass(layer, kind) else (kind, layer)
     if issubclass(layer, KeepsSpikesSmall):
         bases = (layer, kind)
@@ -159,7 +159,7 @@ def lean_class(kind: type, layer: type) -> type[nn.Module]:
 
 
 def _reduce(module: Any, protocol: int) -> tuple:
-    """For copies and pickles: the class has no name of its own to be found by, but the one it had has."""
+    """For copies and pickles: the class is made at run time and cannot be imported, but the original one can."""
     return _new, (module.kind, module.layer), module.__getstate__()
 
 

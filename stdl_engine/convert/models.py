@@ -1,6 +1,6 @@
-"""SpikingJelly's models as their layers in the order they run.
+"""SpikingJelly's models as sequences of their layers, in the order they run.
 
-Models and blocks are known by the names of their classes: nothing of SpikingJelly is imported here.
+Models and blocks are recognised by the names of their classes: nothing of SpikingJelly is imported here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 PACKAGES = ("spikingjelly.activation_based.model.", "spikingjelly.clock_driven.model.")
-"""Where SpikingJelly's models are, from version 0.0.0.0.13 on and before it."""
+"""The packages of SpikingJelly's models: from version 0.0.0.0.13 on, and before."""
 
 RESNETS = ("sew_resnet.SEWResNet", "spiking_resnet.SpikingResNet")
 VGGS = ("spiking_vgg.SpikingVGG",)
@@ -21,7 +21,7 @@ PARAMETRIC_LIF_NETS = tuple(
 
 
 def layers_of(model: Any) -> list[tuple[str, nn.Module]] | None:
-    """The parts of a SpikingJelly model with their names, in the order they run; None for a model not known here."""
+    """The parts of a SpikingJelly model with their names, in the order they run; None for a model unknown here."""
     kind = name_of(model)
     if kind in RESNETS:
         names = ("conv1", "bn1", "sn1", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
@@ -35,6 +35,6 @@ def layers_of(model: Any) -> list[tuple[str, nn.Module]] | None:
 
 
 def name_of(module: nn.Module) -> str:
-    """Which class of SpikingJelly's models a module is of, for example "sew_resnet.BasicBlock"; "" for all others."""
+    """The SpikingJelly class of a module, for example "sew_resnet.BasicBlock"; "" for a module of any other class."""
     name = f"{type(module).__module__}.{type(module).__qualname__}"
     return next((name.removeprefix(package) for package in PACKAGES if name.startswith(package)), "")

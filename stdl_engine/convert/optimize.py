@@ -1,4 +1,4 @@
-"""One line for a model that is there already: `optimize(model)` makes it faster and smaller in the user's own loop.
+"""One line for an existing model: `optimize(model)` makes it faster and smaller in the user's own training loop.
 
 Layers stay the objects they are, with their parameters, hooks and names; some take another class. `restore(model)`
 gives each the class it had.
@@ -30,7 +30,7 @@ from .lean_layers import (
 from .models import name_of
 
 SHOWN = 3
-"""Names of layers on a line of a report."""
+"""How many names of layers a line of a report shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Changed:
     """A layer that was changed."""
 
     name: str
-    """Its path in the model, for example "layer1.0.conv1"; nothing for the model itself."""
+    """Its path in the model, for example "layer1.0.conv1"; empty for the model itself."""
     was: str
     """Its class before."""
     how: str
@@ -54,7 +54,7 @@ class Optimized:
     left: tuple[Left, ...]
     """The neurons, convolutions and pools that were not changed, and why."""
     advice: str = ""
-    """What would make it faster still, if there is something."""
+    """What would make it faster still, if anything."""
 
     def __str__(self) -> str:
         count = f"{len(self.changed)} of {len(self.changed) + len(self.left)} layers were changed"
@@ -66,7 +66,7 @@ class Optimized:
 
 
 def _grouped(entries: list[tuple[str, str, str]]) -> list[str]:
-    """One line for all layers of a class of which the same is said."""
+    """One line for all layers of one class with the same remark."""
     groups: dict[tuple[str, str], list[str]] = {}
     for was, said, name in entries:
         groups.setdefault((was, said), []).append(name or "the model")
@@ -81,16 +81,16 @@ def _grouped(entries: list[tuple[str, str, str]]) -> list[str]:
 
 
 def optimize(model: nn.Module, *, backend: str = "auto") -> Optimized:
-    """Make a model faster and smaller in a training loop of the user's own, in place.
+    """Make a model faster and smaller in your own training loop, in place.
 
-    - Neurons of SpikingJelly and snnTorch become fused, as by `convert_neurons`. They, and fused layers that are there
+    - Neurons of SpikingJelly and snnTorch become fused, as with `convert_neurons`. They, and layers that are fused
       already, write their spikes as bits too.
     - Spikes are kept for backward as bits, whatever layer or operation reads them, while the model's forward runs.
     - Convolutions read the bits, on a CPU with channels innermost in memory (`torch.channels_last`).
-    - Average pools keep nothing for backward, max pools of spikes only where the largest were, in two bytes.
+    - Average pools keep nothing for backward; max pools of spikes keep only the position of each maximum, in two bytes.
 
-    Outputs and gradients are the same within rounding, and the state_dict has the same keys. What is compiled by
-    torch.compile runs as plain layers with fused neurons. `restore(model)` undoes it.
+    Outputs and gradients are the same within rounding, and the state_dict has the same keys. Under torch.compile the
+    layers run as plain ones with fused neurons. `restore(model)` undoes it all.
 
     Args:
         model: any model with neurons of SpikingJelly or snnTorch, or fused layers, inside.
@@ -170,7 +170,7 @@ Change = tuple[type | None, str]
 
 
 def _change_for(module: nn.Module, is_called: bool) -> Change | None:
-    """The class that a layer is given and what that does, or None and why it stays; nothing for all other layers."""
+    """The class that a layer is given and what it does, or None and why it stays; nothing for layers of other kinds."""
     for kind, choose in CHOICES.items():
         if isinstance(module, kind):
             return (None, reason) if (reason := _why_not(module, kind)) else choose(module)
@@ -180,7 +180,7 @@ def _change_for(module: nn.Module, is_called: bool) -> Change | None:
 
 
 def _called(model: nn.Module) -> Iterator[nn.Module]:
-    """What a user calls: the model, or the parts of a list or table of them, which has no forward."""
+    """The modules that a user calls: the model, or the entries of a ModuleList or ModuleDict, which has no forward."""
     if type(model).forward is not nn.Module.forward:
         yield model
     else:
@@ -189,7 +189,7 @@ def _called(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _why_not(module: nn.Module, kind: type[nn.Module]) -> str:
-    """Why a layer cannot take another class; nothing if it can."""
+    """Why a layer cannot take another class; None if it can."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is compiled by torch.jit"
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
@@ -224,7 +224,7 @@ CHOICES: dict[type[nn.Module], Callable[[Any], Change]] = {
     nn.AvgPool2d: _average,
     nn.MaxPool2d: _largest,
 }
-"""The layers that are given a class of ours, or a reason why not."""
+"""The layers that are given one of our classes, or the reason why not."""
 
 
 def _sum(block: nn.Module) -> Change:
@@ -244,7 +244,7 @@ def _whole(model: nn.Module) -> Change | None:
 
 
 def _advice(model: nn.Module) -> str:
-    """What the layout of the weights has to do with it."""
+    """Advice about the layout of the weights, if there is any."""
     readers = [module for module in model.modules() if isinstance(module, LeanConv2d)]
     ordered = (conv.weight.is_contiguous(memory_format=torch.channels_last) for conv in readers)
     if all(ordered) or any(conv.weight.device.type != "cpu" for conv in readers):

@@ -1,7 +1,7 @@
 """Any chain of layers as a sequence of units that ends in a head, so that every learning rule can train it.
 
-A unit is closed by its neuron and takes along the pooling and dropout behind it; what flattens a map begins the next
-one. The last weights are the head. The units hold the model's own layers: training them trains the model.
+A unit ends with its neuron and the pooling and dropout after it; a layer that flattens maps begins the next unit. The
+last layer with weights is the head. The units hold the model's own layers: training them trains the model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OTHERS = (nn.Dropout, nn.Dropout2d, nn.Identity, nn.ReLU)
 
 
 class Chain(Unit):
-    """Layers one after the other up to a neuron, and the pooling behind it: "64C3-MP(k2s2)", "4096L"."""
+    """Layers in sequence up to a neuron, and the pooling after it: "64C3-MP(k2s2)", "4096L"."""
 
     memory_form: str | None = None
 
@@ -50,7 +50,7 @@ class Chain(Unit):
         self.stride = math.prod(_first(layer.stride) for layer in strided)
         for before, layer in itertools.pairwise(layers):
             if isinstance(layer, Neuron) and isinstance(before, NORMS):
-                layer.overwrite = True  # batch norm's output is of no other use
+                layer.overwrite = True  # nothing else reads batch norm's output
 
     @property
     def label(self) -> str:
@@ -61,13 +61,14 @@ class Chain(Unit):
             if isinstance(layer, NORMS):
                 x = output_of(layer, x)
                 continue
-            # The largest of some spikes, or of some sums of spikes, is one too: it may be kept small as they are.
+            # The maximum of spikes is a spike, and that of sums of spikes is such a sum, so it may be kept in their
+            # small form.
             counts = self.memory_form == "lean" and isinstance(layer, nn.MaxPool2d) and is_spikes(x)
             x = mark_counts(layer(x)) if counts else layer(x)
         return x
 
     def rebuild(self, in_channels: int, stride: int) -> Chain:
-        """A fresh chain of layers of the same kinds; but for the stride, convolutions keep the map's size."""
+        """A fresh chain of layers of the same kinds; apart from the stride, convolutions keep the map's size."""
         fresh: list[nn.Module] = []
         for layer in self.layers:
             if isinstance(layer, nn.Conv2d):
@@ -96,7 +97,7 @@ class ChainHead(Head):
         last = next(layer for layer in reversed(layers) if isinstance(layer, nn.Linear | Head))
         self.num_classes = last.out_features if isinstance(last, nn.Linear) else last.num_classes
         for layer in layers:
-            self.num_classes //= getattr(layer, "voting_size", 1)  # votes per class of SpikingJelly's VotingLayer
+            self.num_classes //= getattr(layer, "voting_size", 1)  # the votes per class of SpikingJelly's VotingLayer
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
@@ -105,7 +106,7 @@ class ChainHead(Head):
 class DropoutOverTime(Neuron):
     """SpikingJelly's dropout, which keeps one mask for a whole sequence.
 
-    The mask is held as a neuron holds its state: a rule forgets both at the end of a sequence and counts both in plans.
+    The mask is held as a neuron holds its state: a rule resets both at the end of a sequence and counts both in plans.
     """
 
     def __init__(self, dropout: nn.Module) -> None:
@@ -117,11 +118,11 @@ class DropoutOverTime(Neuron):
             return x
         if self.membrane is None:
             mask = self.dropout.create_mask(x)
-            self.membrane = self.dropout.mask if mask is None else mask  # which versions before 2.0 do not return
+            self.membrane = self.dropout.mask if mask is None else mask  # versions before 2.0 do not return it
         return x * self.membrane
 
     def __getstate__(self) -> dict:
-        """For copies: without the mask that SpikingJelly's layer holds if the model was run by its own forward."""
+        """For copies: leave out the mask that SpikingJelly's layer holds if the model's own forward has run."""
         dropout = copy.copy(self.dropout)
         dropout._memories = dict(dropout._memories_rv)
         state = super().__getstate__()
@@ -129,7 +130,7 @@ class DropoutOverTime(Neuron):
 
 
 class ToVector(nn.Module):
-    """Maps as vectors, by their mean; vectors as they are."""
+    """Turns each map into its mean; vectors stay as they are."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3)) if x.ndim == 4 else x
@@ -170,13 +171,13 @@ def _layers(module: nn.Module, name: str) -> Iterator[Named]:
         if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
             yield name, module
             return
-        parts = list(module._modules.items())  # not named_children, which leaves out a layer's second place
+        parts = list(module._modules.items())  # not named_children, which lists a layer that is used twice only once
     for child, part in parts:
         yield from _layers(part, f"{name}.{child}" if name else child)
 
 
 def _groups(layers: Iterator[Named]) -> list[Group]:
-    """The layers of each unit, and last those of the head."""
+    """The layers of each unit, followed by those of the head."""
     groups: list[Group] = [[]]
     seen: dict[int, str] = {}
     has_fired = False
@@ -198,7 +199,7 @@ def _groups(layers: Iterator[Named]) -> list[Group]:
 
 
 def _check_layer(name: str, layer: nn.Module) -> None:
-    """Reject what no unit can be made of."""
+    """Reject layers that no unit can be made of."""
     known = (*WEIGHTS, *NORMS, *POOLS, *FLATTENING, *OTHERS, Neuron, Head)
     if not (isinstance(layer, known) or _is_unit(layer) or _is_dropout(layer) or hasattr(layer, "voting_size")):
         raise _refusal(name, layer, _why_unknown(layer))
@@ -260,10 +261,10 @@ def _own(layer: nn.Module) -> nn.Module:
 
 
 def _copy_of(neuron: Neuron) -> Neuron:
-    """Another neuron of the same settings, without the state."""
+    """Another neuron with the same settings, without the state."""
     stateless = copy.copy(neuron)
     stateless.reset()
-    # deepcopy would give a fake tensor, in a plan, another fake mode
+    # in a plan, deepcopy would give a fake tensor another fake mode
     memo = {id(p): nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in neuron.parameters()}
     return copy.deepcopy(stateless, memo)
 

@@ -54,7 +54,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 }
 
 COMMON = ("root", "steps", "on_bad_sample")
-"""Arguments of every loader; what else one takes are its options."""
+"""Arguments that every loader takes; any others are its own options."""
 
 
 def load_dataset(
@@ -63,9 +63,9 @@ def load_dataset(
     """A dataset by name, or by a function of your own, "package.module:function" (see docs/data.md).
 
     `root` is the folder that datasets live in; for "npz" the file itself and for "folder" the folder itself. `steps` is
-    the number of frames T that events are gathered in; images do without. `on_bad_sample` says what a file that cannot
-    be read does: "stop" with an error that names it, or "skip" it and name it in `bad_samples`. Options are the
-    dataset's own, `augment` ("paper", "light" or "none") among them.
+    T, the number of frames that events are collected in; images do not use it. `on_bad_sample` says what happens to a
+    file that cannot be read: "stop" with an error that names it, or "skip" it and name it in `bad_samples`. Options are
+    the dataset's own, `augment` ("paper", "light" or "none") among them.
 
     Example:
         >>> data = load_dataset("digits", augment="none")

@@ -1,6 +1,6 @@
 """Reading AEDAT 2.0 and 3.1, the older files of iniVation's cameras.
 
-Coordinates and polarities are the file's own; no version is turned or mirrored to look like another.
+Coordinates and polarities are returned as they are in the file; they are not rotated or mirrored between versions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_aedat(path: Path, columns: str = "") -> Events:
         raise ValueError("it is empty")
     version = re.match(rb"#!AER-DAT(\d)\.\d", content)
     if version is None:
-        raise ValueError("its first line does not say #!AER-DAT2.0 or #!AER-DAT3.1, so it cannot be told apart")
+        raise ValueError("its first line is neither #!AER-DAT2.0 nor #!AER-DAT3.1, so its version is unknown")
     if version[1] == b"2":
         return _read_version_2(content)
     if version[1] == b"3":
@@ -40,8 +40,8 @@ def read_aedat(path: Path, columns: str = "") -> Events:
 
 
 def _read_version_2(content: bytes) -> Events:
-    """Pairs of an address and a time in µs, four bytes each, the high one first."""
-    lines = re.match(rb"(#[^\r\n\x80-\xff]*\r?\n)+", content)  # an event may begin with # too, but not be text
+    """Pairs of an address and a time in µs, four bytes each, big-endian."""
+    lines = re.match(rb"(#[^\r\n\x80-\xff]*\r?\n)+", content)  # an event may begin with # too, but is not text
     if lines is None:
         raise ValueError("its header has no end")
     header, start = lines[0], len(lines[0])
@@ -50,21 +50,21 @@ def _read_version_2(content: bytes) -> Events:
     pairs = np.frombuffer(content, ">i4", offset=start).reshape(-1, 2)
     address, t = pairs[:, 0].astype(np.int64) & 0xFFFFFFFF, pairs[:, 1].astype(np.int64)
     sensor = _sensor(header)
-    if sensor is None and len(address) and address.max() < 1 << 16:  # jAER's first camera, before headers named it
+    if sensor is None and len(address) and address.max() < 1 << 16:  # jAER's first camera, from before headers named it
         sensor = SENSORS["dvs128"]
     if sensor is None:
         raise ValueError(f"its header names none of the cameras {', '.join(SENSORS)}, so addresses have no meaning")
     if sensor == SENSORS["dvs128"]:
-        kept = address & 1 << 15 == 0  # else a signal from outside
+        kept = address & 1 << 15 == 0  # otherwise it is an external signal
         x, y, p = address >> 1 & 0x7F, address >> 8 & 0x7F, address & 1
     else:
-        kept = address & (1 << 31 | 1 << 10) == 0  # else a picture, the motion sensor or a signal from outside
+        kept = address & (1 << 31 | 1 << 10) == 0  # otherwise it is a picture, the motion sensor or an external signal
         x, y, p = address >> 12 & 0x3FF, address >> 22 & 0x1FF, address >> 11 & 1
     return Events(t[kept], x[kept], y[kept], p[kept], sensor)
 
 
 def _read_version_3(content: bytes) -> Events:
-    """Packets of one type each; an event is a word of bits and a time in µs, the low byte first."""
+    """Packets of one type each; an event is a word of bits and a time in µs, little-endian."""
     mark = b"#!END-HEADER\r\n"
     place = content.find(mark)
     if place < 0:
@@ -95,6 +95,6 @@ def _read_version_3(content: bytes) -> Events:
 
 
 def _sensor(header: bytes) -> tuple[int, int] | None:
-    """Of the camera that a header names."""
+    """The size of the camera that a header names."""
     lines = [line.lower() for line in header.split(b"\n") if re.match(rb"# ?(AEChip|Source \d+):", line)]
     return next((size for name, size in SENSORS.items() for line in lines if name.encode() in line), None)

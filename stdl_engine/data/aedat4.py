@@ -1,6 +1,6 @@
-"""Reading AEDAT 4, the files of iniVation's DV: packets of FlatBuffers, each packed by LZ4 or Zstandard or not at all.
+"""Reading AEDAT 4, the files of iniVation's DV: packets of FlatBuffers, compressed by LZ4, by Zstandard or not at all.
 
-Nothing that a file says is believed before it was compared with what is there.
+No size or offset in a file is trusted before it is checked against the bytes that are there.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .recordings import Events
 
 LINE = b"#!AER-DAT4.0\r\n"
 NONE, LZ4, LZ4_HIGH, ZSTD, ZSTD_HIGH = range(5)
-"""How packets are packed, by the numbers that headers use."""
+"""How packets are compressed, by the numbers that headers use."""
 LARGEST_PACKET = 1 << 30
-"""Bytes; recorders write packets of milliseconds."""
+"""In bytes, once unpacked; recorders write packets of a few milliseconds."""
 
 EVENT = np.dtype([("t", "<i8"), ("x", "<i2"), ("y", "<i2"), ("on", "u1"), ("padding", "V3")])
 
@@ -29,7 +29,7 @@ def read_aedat4(path: Path, columns: str = "") -> Events:
     if not content:
         raise ValueError("it is empty")
     if not content.startswith(LINE):
-        raise ValueError("its first line does not say #!AER-DAT4.0")
+        raise ValueError("its first line is not #!AER-DAT4.0")
     header, place = _prefixed(content, len(LINE))
     packing, table, description = header.number(0, "<i"), header.number(1, "<q"), header.vector(2, 1)
     camera, sensor = _camera(description.decode())
@@ -83,7 +83,7 @@ def _unpack(data: bytes, packing: int) -> bytes:
         if zstandard.frame_content_size(data) > LARGEST_PACKET:
             raise ValueError("it has a packet that unpacks to more than a gigabyte")
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=LARGEST_PACKET)
-    raise ValueError(f"its packets are packed in a way that is not known, number {packing}")
+    raise ValueError(f"its packets are compressed in an unknown way, number {packing}")
 
 
 def _prefixed(content: bytes, place: int) -> tuple[_Table, int]:
@@ -112,7 +112,7 @@ class _Table:
         return self._number(place, layout) if place is not None else 0
 
     def vector(self, field: int, item: int) -> bytes:
-        """The bytes of a vector or text of items of that many bytes, none if it was left out."""
+        """The bytes of a vector or string whose items have this many bytes; empty if it was left out."""
         place = self._field(field)
         if place is None:
             return b""

@@ -1,6 +1,6 @@
-"""Reading .npy and .npz files that anyone may have made: what a header promises is checked before room is made for it.
+"""Reading .npy and .npz files from anywhere: what a header promises is checked before memory is allocated for it.
 
-Every problem is a ValueError with its reason; the caller says which file it is and what to do.
+Every problem is a ValueError with its reason; the caller adds which file it is and what to do.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ HEADERS = {
     (2, 0): np.lib.format.read_array_header_2_0,
     (3, 0): np.lib.format.read_array_header_2_0,
 }
-"""How the header of each version of the format is read; 3.0 differs from 2.0 in the letters of field names alone."""
+"""How the header of each version of the format is read; 3.0 differs from 2.0 only in the encoding of field names."""
 
 DEFLATE = 1032
-"""No stream of deflate holds more bytes per byte."""
+"""The largest ratio by which deflate can compress."""
 
 
 def read_npy(path: Path) -> np.ndarray:
@@ -35,7 +35,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def read_npz(path: Path, wanted: Callable[[list[str]], list[str]]) -> dict[str, np.ndarray]:
-    """Arrays of a .npz file: `wanted` gets the names of all and says which to read."""
+    """Arrays of a .npz file: `wanted` is given the names of all and says which to read."""
     with _reasons(), path.open("rb") as file:
         if file.read(6) == np.lib.format.MAGIC_PREFIX:
             raise ValueError("it is a single array")
@@ -47,7 +47,7 @@ def read_npz(path: Path, wanted: Callable[[list[str]], list[str]]) -> dict[str, 
 
 
 def check_promise(size: int, what: str) -> None:
-    """Reject bytes that cannot fit into this machine's memory."""
+    """Reject a size that cannot fit into this machine's memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
         raise ValueError(f"{what} has {format_bytes(size)}, and this machine's memory {format_bytes(memory)}")
@@ -60,20 +60,20 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> 
         raise ValueError(f"{name} promises {info.file_size} bytes out of {info.compress_size} compressed ones")
     with archive.open(info) as member:
         array = _read_array(member, info.file_size, name)
-        member.read(1)  # at the very end the checksum is compared
+        member.read(1)  # the checksum is compared only at the very end
         return array
 
 
 def _read_array(file: IO[bytes], size: int, name: str) -> np.ndarray:
-    """An array out of a file of `size` bytes, which must be as many as its header says."""
+    """An array from a file of `size` bytes, which must be as many as its header says."""
     if size == 0:
         raise ValueError(f"{name} is empty")
     version = np.lib.format.read_magic(file)
     if version not in HEADERS:
-        raise ValueError(f"{name} has version {version} of the format, which is not known")
+        raise ValueError(f"{name} has the unknown version {version} of the format")
     shape, _, dtype = HEADERS[version](file)
     if dtype.hasobject:
-        raise ValueError(f"{name} holds Python objects, which are never loaded as they may run code")
+        raise ValueError(f"{name} holds Python objects, which are never loaded, as they may run code")
     if min(shape, default=0) < 0:
         raise ValueError(f"{name} has shape {shape}")
     promised, there = math.prod(shape) * dtype.itemsize, size - file.tell()
@@ -86,19 +86,19 @@ def _read_array(file: IO[bytes], size: int, name: str) -> np.ndarray:
 
 @contextmanager
 def _reasons() -> Iterator[None]:
-    """Whatever is raised at a broken file, as a ValueError that says why in one line."""
+    """Turns whatever a broken file raises into a ValueError that says why in one line."""
     try:
         yield
     except (MemoryError, OSError):
         raise
-    except Exception as error:  # zipfile alone has seven kinds
+    except Exception as error:  # zipfile alone raises seven kinds
         raise ValueError(reason_of(error)) from error
 
 
 def reason_of(error: BaseException) -> str:
     """What an error says, in one line."""
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror  # the path is named by whoever gives the reason
+        return error.strerror  # the caller names the path
     if isinstance(error, KeyError):
         return f"there is no {error}"
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -18,15 +18,16 @@ SMALLEST = 28
 """Images narrower than this are not augmented: a crop from 4 pixels of padding would leave little of them."""
 
 CHANNELS = (1, 2, 3, 4)
-"""What the length of an axis must be to be taken for the channels."""
+"""The lengths at which an axis is taken for the channels."""
 
 
 def npz(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper") -> Dataset:
     """The arrays x_train, y_train, x_test and y_test of the file `root`: images [N, H, W, C], [N, C, H, W] or
-    [N, H, W], or sequences of frames of events [N, T, C, H, W], and labels 0 to n-1. Images are normalised by the
-    training images' mean and deviation per channel, events are not. There must be as many frames as time steps.
+    [N, H, W], or sequences of frames of events [N, T, C, H, W], and labels 0 to n-1. Images are normalised by the mean
+    and standard deviation of each channel of the training images; events are not. There must be as many frames as time
+    steps.
 
-    Augmentation "paper" is CIFAR's and wants 3 channels of bytes, and leaves events as they are; "light" crops and
+    Augmentation "paper" is CIFAR's: it needs 3 channels of bytes, and leaves events as they are. "light" crops and
     flips images and sequences of 28 pixels or more.
     """
     check_augment(augment)
@@ -70,12 +71,12 @@ def preparation_of(
 
 
 def event_preparation(augment: str, width: int) -> Preparation:
-    """How sequences of this width are prepared: as they are, or with "light" shifted and mirrored as a whole."""
+    """How sequences of this width are prepared: as they are, or with "light" each shifted and mirrored as a whole."""
     return Preparation(pad=4, flip=True) if augment == "light" and width >= SMALLEST else Preparation()
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel of [N, C, H, W], of bytes as fractions of 255."""
+    """Mean and standard deviation of each channel of [N, C, H, W]; of bytes as fractions of 255."""
     scale = 255 if x.dtype == torch.uint8 else 1
     mean, std = [], []
     for channel in range(x.shape[1]):
@@ -138,13 +139,13 @@ def _sequences(array: np.ndarray, key: str, path: Path, steps: int) -> Tensor:
     """[N, T, C, H, W]; bytes stay bytes, other whole numbers become int32 and floats float32."""
     if array.ndim != 5 or array.shape[2] not in CHANNELS or 0 in array.shape:
         raise ValueError(
-            f"{path}: {key} has shape {array.shape}: store events as [N, T, C, H, W] with C from 1 to 4, both to train "
-            "and to test on."
+            f"{path}: {key} has shape {array.shape}: store events as [N, T, C, H, W] with C from 1 to 4, for training "
+            "as well as for testing."
         )
     if array.shape[1] != steps:
         raise ValueError(
-            f"{path}: {key} has {array.shape[1]} frames a sample and steps is {steps}: set steps to {array.shape[1]}, "
-            "or add up frames before they are saved."
+            f"{path}: {key} has {array.shape[1]} frames per sample and steps is {steps}: set steps to "
+            f"{array.shape[1]}, or add up frames before you save them."
         )
     if array.dtype.kind not in "buif":
         raise ValueError(f"{path}: {key} has dtype {array.dtype}: store events as uint8, int32 or float32.")
@@ -161,11 +162,11 @@ def _sequences(array: np.ndarray, key: str, path: Path, steps: int) -> Tensor:
 
 def _labels(arrays: dict[str, np.ndarray], key: str, path: Path) -> Tensor:
     labels, images = arrays[key], arrays[key.replace("y", "x", 1)]
-    if labels.ndim == 2 and labels.shape[1] == 1:  # the shape Keras saves
+    if labels.ndim == 2 and labels.shape[1] == 1:  # the shape that Keras saves
         labels = labels[:, 0]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
-            f"{path}: {key} has shape {arrays[key].shape} and dtype {labels.dtype}: store one whole number a sample."
+            f"{path}: {key} has shape {arrays[key].shape} and dtype {labels.dtype}: store one whole number per sample."
         )
     if len(labels) != len(images):
         raise ValueError(f"{path}: {key} has {len(labels)} labels for {len(images)} samples: store one for each.")
@@ -173,7 +174,7 @@ def _labels(arrays: dict[str, np.ndarray], key: str, path: Path) -> Tensor:
 
 
 def count_classes(train: Tensor, test: Tensor, where: str | Path, names: tuple[str, str]) -> int:
-    """How many there are: every class from 0 up must occur in training, and only those in the test set."""
+    """The number of classes: every class from 0 up must occur in training, and the test set may have no others."""
     found = train.unique()
     if len(found) == 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a dataset is: two sources of labelled samples, in memory or read file by file."""
+"""A dataset: two sources of labelled samples, in memory or read file by file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ON_BAD_SAMPLE = ("stop", "skip")
 
 
 class BadSampleError(ValueError):
-    """A file of a dataset, or an item of a user's own set by its name, that cannot be read, and why."""
+    """A file of a dataset that cannot be read, or a named item of a user's own dataset, and why."""
 
     def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(path, reason)
@@ -41,7 +41,7 @@ class BadSampleError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySource:
-    """Samples in one tensor, prepared a whole batch at a time."""
+    """Samples in one tensor, prepared one whole batch at a time."""
 
     samples: Tensor
     """[N, C, H, W], or [N, T, C, H, W] for events; bytes, other whole numbers or floats."""
@@ -49,7 +49,7 @@ class MemorySource:
     """[N], int64."""
     prepare: Preparation
     rows: Tensor | None = None
-    """Where in `samples` these are, for a part that shares them with another; by default all of them, in order."""
+    """The rows of `samples` that belong to this source, if it shares them with another; by default all, in order."""
     bad_samples: tuple[Path | str, ...] = ()
     """Files that were left out because they could not be read."""
 
@@ -66,19 +66,19 @@ class MemorySource:
         return len(self.labels)
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """The samples at `indices`, augmented if there is a generator to do it with."""
+        """The samples at `indices`, augmented if a generator is given."""
         rows = indices if self.rows is None else self.rows[indices]
         return self.prepare(self.samples[rows], generator), self.labels[indices]
 
     def only(self, indices: Tensor) -> MemorySource:
-        """The source of these samples alone, which stay where they are."""
+        """A source of these samples only; they are not copied."""
         rows = indices if self.rows is None else self.rows[indices]
         return replace(self, labels=self.labels[indices], rows=rows)
 
 
 @runtime_checkable
 class SampledSource(Protocol):
-    """A dataclass of samples that are read one by one when a batch asks for them."""
+    """A dataclass of samples that are read one by one when a batch needs them."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -105,22 +105,21 @@ class SampledSource(Protocol):
 
 
 Source = MemorySource | SampledSource
-"""What a training or test set is: labelled samples that `Batches` makes batches of."""
+"""A training or test set: labelled samples that `Batches` makes batches of."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileSource:
-    """Samples read one by one when a batch asks for them, by worker processes if there are any.
+    """Samples read one by one when a batch needs them, by worker processes if there are any.
 
     With on_bad_sample="skip", a file that cannot be read is replaced by another sample in training, so that batches
-    keep their size, and left out otherwise, so that no sample is judged twice. Either way `Batches.bad_samples` names
-    it.
+    keep their size, and left out in testing, so that no sample counts twice. Either way `Batches.bad_samples` names it.
     """
 
     files: Sequence[tuple[Path, int]]
     """Path and label of each sample."""
     read: Callable[[Path], Tensor]
-    """Reads one file as [C, H, W], or [T, C, H, W] for events. Whatever it raises makes the sample a bad one."""
+    """Reads one file as [C, H, W], or [T, C, H, W] for events. Any exception from it marks the sample as bad."""
     prepare: Preparation
     on_bad_sample: str = "stop"
     bad_samples: tuple[Path | str, ...] = ()
@@ -144,7 +143,7 @@ class FileSource:
         return self.prepare(self.read_checked(path)[None], generator)[0], label
 
     def read_checked(self, path: Path) -> Tensor:
-        """What `read` gives, every failure of it as a `BadSampleError`."""
+        """What `read` returns; any failure is raised as a `BadSampleError`."""
         return read_checked(self.read, path)
 
 
@@ -190,17 +189,17 @@ def _told(value: object) -> str:
 
 
 def printable(path: Path | str) -> str:
-    """A path as text: the name of a file need not be any, and a message must."""
+    """A path as printable text: the name of a file may hold any bytes, but a message must be text."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def read_checked(read: Callable[[Where], Read], path: Where) -> Read:
-    """What `read` gives for the file, or for an item by its name, every failure of it as a `BadSampleError`."""
+    """What `read` returns for a file, or for an item by its name; any failure is raised as a `BadSampleError`."""
     try:
         return read(path)
     except (MemoryError, MissingExtra):
-        raise  # says nothing about the file
-    except Exception as error:  # decoders raise whatever they like at a broken file
+        raise  # not the file's fault
+    except Exception as error:  # decoders raise all kinds of errors for a broken file
         raise BadSampleError(path, reason_of(error)) from error
 
 

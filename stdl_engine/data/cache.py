@@ -1,8 +1,8 @@
-"""Frames of recordings, integrated once and kept on disk.
+"""Frames of recordings, made once and kept on disk.
 
-A split is one file of numbers and, written last, a manifest with its length and checksum. A cache that was cut short,
-damaged, made from other recordings or by another version does not match its manifest and is made again, and so is one
-whose manifest was edited. One process makes it and others wait; what a killed one left is cleared away by the next.
+A split is one file of numbers and, written last, a manifest with its length and checksum. A cache that is incomplete,
+damaged, or made from other recordings or by another version does not match its manifest and is rebuilt; so is one whose
+manifest was edited. One process builds it and others wait; the next one clears away what a killed process left.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .progress import progress
 from .recordings import Events, check_events
 
 VERSION = 2
-"""Of what the cache holds; another one's caches are made again."""
+"""The version of the cache's contents; caches of other versions are rebuilt."""
 
 DTYPES = (np.uint8, np.int16, np.int32)
-"""Of the counts: the first that holds them all."""
+"""The dtypes for counts: the first that holds all of them is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,9 @@ class FrameCache:
     """Time steps, height and width."""
     split_by: str = "number"
     ordered: bool = False
-    """Whether times that go backwards make a recording bad also where frames do not depend on them."""
+    """Whether times that go backwards make a recording bad even where frames do not depend on them."""
     reading: str = ""
-    """What else `read` depends on: with another word the frames are made again."""
+    """What else `read` depends on: if this text changes, the frames are made again."""
     on_bad_sample: str = "stop"
     """With "skip" files that cannot be read are left out; with "stop" they are an error, also when the cache was made
     without them."""
@@ -57,9 +57,9 @@ class FrameCache:
         return self.root / f"frames_T{self.shape[0]}{by_time}"
 
     def source(self, files: Files, split: str, prepare: Preparation) -> MemorySource:
-        """The frames [N, T, 2, H, W] of these recordings, out of the cache or put there now.
+        """The frames [N, T, 2, H, W] of these recordings, from the cache, which is built now if need be.
 
-        They are mapped from their file: only what is being read takes memory.
+        They are memory-mapped from their file: only what is being read takes memory.
         """
         check_frames_fit(*self.shape)
         data, manifest = self.folder / f"{split}.bin", self.folder / f"{split}.json"
@@ -103,11 +103,11 @@ class FrameCache:
                 write_sealed(manifest, entry)
                 return entry
         except OSError as error:
-            if error.strerror is None:  # has its own sentence
+            if error.strerror is None:  # has its own message
                 raise
             raise OSError(
                 f"{what} cannot be kept in {self.folder} ({error.strerror}): make room or make the folder writable, or "
-                "copy the data to where there is both."
+                "copy the data to a place that has both."
             ) from error
 
     def _convert(self, files: Files, data: Path) -> dict:
@@ -159,7 +159,7 @@ class FrameCache:
 
 
 def _usable(data: Path, manifest: Path, wanted: dict) -> dict | None:
-    """What the manifest says, if the file of numbers is what it says."""
+    """The contents of the manifest, if the file of numbers agrees with it."""
     entry = read_sealed(manifest, wanted)
     if entry is None or not data.is_file() or data.stat().st_size != entry["bytes"]:
         return None

@@ -1,4 +1,4 @@
-"""Datasets that need no download: scikit-learn's digits, still and moving before an event camera."""
+"""Datasets that need no download: scikit-learn's digits, still, and moving in front of an event camera."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def digits(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: str 
 def digits_events(
     *, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper", size: int = 16
 ) -> Dataset:
-    """The same digits moved once around a closed loop before a simulated event camera, the way CIFAR10-DVS was
+    """The same digits moved once around a closed loop in front of a simulated event camera, the way CIFAR10-DVS was
     recorded; T frames of equally many events. Augmented by shifts of up to a pixel ("paper" and "light").
     """
     check_augment(augment)
@@ -57,13 +57,13 @@ def _digits(size: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     if size not in (16, 32):
         raise ValueError(f"size is {size!r}: the digits come in 16 or 32 pixels.")
-    from sklearn.datasets import load_digits  # here: no other dataset should wait for scikit-learn
+    from sklearn.datasets import load_digits  # imported here, as no other dataset should wait for scikit-learn
 
     bunch = load_digits()
     images = torch.tensor(bunch.images, dtype=torch.float32)[:, None] / 16
     images = functional.interpolate(images, size=(size, size), mode="bilinear", align_corners=False)
     labels = torch.tensor(bunch.target, dtype=torch.int64)
-    # Every sixth or so in the order of the classes, so that each class gives its share and the total is exact.
+    # About every sixth in the order of the classes, so that each class contributes its share and the total is exact.
     order = torch.argsort(labels, stable=True)
     place = torch.arange(len(labels))
     test = torch.empty(len(labels), dtype=torch.bool)
@@ -72,7 +72,7 @@ def _digits(size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _record(images: Tensor, steps: int, positions: int = 48, threshold: float = 0.2) -> Tensor:
-    """The events of a camera before which images [N, H, W] move along a loop, as frames [N, T, 2, H, W].
+    """The events of a camera in front of which images [N, H, W] move along a loop, as frames [N, T, 2, H, W].
 
     A pixel emits one event for each `threshold` that its log intensity has moved since its last event, positive or
     negative; it starts at rest with the image in its first position.
@@ -81,7 +81,8 @@ def _record(images: Tensor, steps: int, positions: int = 48, threshold: float = 
     shifts = _along_loop(positions)
     reference = _log_intensity(images, shifts[0])
     for place, shift in enumerate(shifts[1:]):
-        # A pixel that returns to where it was moves by whole thresholds exactly; rounding must not decide about it.
+        # A pixel that returns to its value has moved by a whole number of thresholds; rounding must not decide
+        # otherwise.
         thresholds = np.trunc((_log_intensity(images, shift) - reference) / threshold * (1 + 1e-4))
         reference += thresholds * threshold
         crossed[:, place] = thresholds
@@ -99,14 +100,14 @@ def _frames(crossed: np.ndarray, steps: int) -> np.ndarray:
 
 
 def _along_loop(positions: int) -> Tensor:
-    """[positions + 1, 2]: points of a figure of eight that ends where it began, in half image widths."""
+    """[positions + 1, 2]: points of a figure of eight that ends where it began, in units of half an image width."""
     phase = torch.arange(positions + 1) * (2 * math.pi / positions)
     return torch.stack([torch.sin(phase), torch.sin(2 * phase) / 2], dim=1) * 0.25
 
 
 def _log_intensity(images: Tensor, shift: Tensor) -> np.ndarray:
-    """What a camera's pixels measure of images [N, H, W] moved by `shift`, black around them."""
+    """What a camera's pixels see of images [N, H, W] moved by `shift`, with black around them."""
     affine = torch.cat([torch.eye(2), shift[:, None]], dim=1)[None]
     grid = functional.affine_grid(affine, [1, 1, *images.shape[1:]], align_corners=False)
-    moved = functional.grid_sample(images[None], grid, align_corners=False)[0]  # the images as channels of one
+    moved = functional.grid_sample(images[None], grid, align_corners=False)[0]  # the images become channels of one
     return torch.log(moved + 0.1).double().numpy()

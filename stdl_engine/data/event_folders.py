@@ -37,7 +37,7 @@ READERS: dict[str, Callable[[Path, str], Events]] = {
     ".h5": _read_hdf5,
     ".hdf5": _read_hdf5,
 }
-"""What reads a recording, by the end of its file's name."""
+"""The readers of recordings, by file name extension."""
 
 
 def event_folder(
@@ -55,8 +55,8 @@ def event_folder(
     Files are .npy or .npz (t, x, y, p), .bin (N-MNIST's), .aedat (2.0 and 3.1), .aedat4 and .h5 or .hdf5. `split_by`
     cuts a recording into frames of equally many events ("number" or "count") or of equal duration ("time"). `sensor` is
     the camera's size, for example "346x260"; without it the cameras that files name and the outermost events decide.
-    `columns` is the order of the columns of plain arrays [N, 4]. Not augmented, as the paper does not, unless "light"
-    shifts and mirrors.
+    `columns` is the order of the columns of plain arrays [N, 4]. As in the paper events are not augmented, unless
+    `augment` is "light", which shifts and mirrors.
     """
     check_augment(augment)
     split_by = check_split(split_by)
@@ -82,7 +82,7 @@ def event_folder(
         prepare = event_preparation(augment, width)
         sources = [cache.source(files, split, prepare) for files, split in ((train, "train"), (test, "test"))]
     except MissingExtra as error:
-        raise ValueError(str(error)) from error  # which commands tell in one sentence
+        raise ValueError(str(error)) from error  # commands print this error as one sentence
     return Dataset(
         name=root.name,
         num_classes=len(classes),
@@ -112,7 +112,7 @@ def _parse(sensor: str) -> tuple[int, int]:
 def _find_sensor(
     root: Path, files: Files, read: Callable[[Path], Events], steps: int, columns: str, on_bad_sample: str
 ) -> tuple[int, int]:
-    """Width and height that hold every event and every camera that a file names; looked for once and kept."""
+    """Width and height that hold every event and every camera that a file names; found once and stored."""
     known = root / "frames_sensor.json"
     wanted = {"version": VERSION, "source": state_of((path for path, _ in files), root), "columns": columns}
     entry = read_sealed(known, wanted)

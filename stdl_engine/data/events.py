@@ -44,10 +44,10 @@ def gait_day_dvs(
 def cifar10_dvs(
     *, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper", split_by: str = "number"
 ) -> Dataset:
-    """CIFAR10-DVS: 10,000 recordings of 128 × 128 in 10 classes, of each class the first nine tenths to train on. No
-    augmentation, as in the paper. Read file by file.
+    """CIFAR10-DVS: 10,000 recordings of 128 × 128 in 10 classes; the first nine tenths of each class are for training.
+    No augmentation, as in the paper. Read file by file.
     """
-    from spikingjelly.datasets import CIFAR10DVS  # loads matplotlib and more: only when it is needed
+    from spikingjelly.datasets import CIFAR10DVS  # imports matplotlib and more, so only when it is needed
 
     check_augment(augment)
     split_by = check_split(split_by)
@@ -55,7 +55,7 @@ def cifar10_dvs(
     prepare_recordings(CIFAR10DVS, home, "https://figshare.com/articles/dataset/CIFAR10-DVS_New/4724671")
     bad = build_frames(CIFAR10DVS, home, steps, split_by, on_bad_sample)
     data = CIFAR10DVS(home, data_type="frame", frames_number=steps, split_by=split_by)
-    # Recordings that cannot be read are split with the others, so that none of those changes sides.
+    # Recordings that cannot be read are split with the others, so that leaving them out moves no other recording.
     lost = {data.processed_root / path.relative_to(home / "events_np"): path for path in bad}
     files = [(Path(path), label) for path, label in data.samples]
     files += [(path, data.class_to_idx[path.parent.name]) for path in lost]
@@ -77,10 +77,10 @@ def cifar10_dvs(
 def har_dvs(
     *, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper", split_by: str = "number"
 ) -> Dataset:
-    """HAR-DVS: recordings of 346 × 260 of 300 activities. 224 × 224 out of the centre or, with "paper" and "light", out
-    of anywhere and flipped in training. Read file by file.
+    """HAR-DVS: recordings of 346 × 260 of 300 activities. Cropped to 224 × 224 in the centre or, in training with
+    "paper" and "light", at a random place, and flipped at random. Read file by file.
     """
-    from spikingjelly.datasets import HARDVS  # loads matplotlib and more: only when it is needed
+    from spikingjelly.datasets import HARDVS  # imports matplotlib and more, so only when it is needed
 
     check_augment(augment)
     split_by = check_split(split_by)

@@ -30,7 +30,7 @@ def require(root: Path, parts: list[str], name: str, page: str, contents: str) -
 
 
 def list_folder(folder: Path) -> list[Path]:
-    """What is in a folder, in the order of the names."""
+    """The contents of a folder, sorted by name."""
     try:
         return sorted(folder.iterdir())
     except OSError as error:
@@ -40,7 +40,7 @@ def list_folder(folder: Path) -> list[Path]:
 
 
 def walk(folder: Path, extension: str, above: tuple[Path, ...] = ()) -> list[Path]:
-    """Every file of this kind in a folder and the folders in it, in the order of the names."""
+    """Every file of this kind in a folder and its subfolders, sorted by name."""
     place = folder.resolve()
     if place in above:
         raise ValueError(f"the link {folder} leads back to a folder that it is in: remove it.")
@@ -58,7 +58,7 @@ def class_folders(split: Path) -> list[str]:
     found = list_folder(split)
     for path in found:
         if path.is_symlink() and not path.exists():
-            raise ValueError(f"the link {path} leads nowhere: mend it or remove it.")
+            raise ValueError(f"the link {path} leads nowhere: repair it or remove it.")
     return [path.name for path in found if path.is_dir()]
 
 
@@ -77,13 +77,13 @@ def own_splits(root: Path, samples: str) -> tuple[Path, Path, list[str]]:
     if len(classes) == 1:
         raise ValueError(
             f"the folder {root / 'train'} has the single class {classes[0]!r}: a network needs two or more to tell "
-            "apart, each in a folder of its own."
+            "apart, each in its own folder."
         )
     return root / "train", test, classes
 
 
 def list_files(split: Path, classes: Sequence[str], extensions: tuple[str, ...]) -> Files:
-    """Every file split/<class>/* of these kinds with the number of its class, in the order of their names."""
+    """Every file split/<class>/* of these kinds with the number of its class, sorted by name."""
     if not classes:
         raise ValueError(f"the folder {split} has no class folders: put samples in {split}/<class>/.")
     unknown = [name for name in class_folders(split) if name not in classes]
@@ -104,14 +104,14 @@ def list_files(split: Path, classes: Sequence[str], extensions: tuple[str, ...])
 
 
 def _is_sample(path: Path) -> bool:
-    """Whether it is a file, or a link that leads nowhere, which is a sample that cannot be read and not to be passed
-    over.
+    """Whether it is a file, or a link that leads nowhere: that is a sample that cannot be read, and must not be
+    ignored.
     """
     return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def require_same_classes(root: Path, train: Sequence[str], test: Sequence[str]) -> None:
-    """Name a class folder that only one of two splits has."""
+    """Raise if a class folder exists in only one of two splits."""
     alone = sorted(set(train) ^ set(test))
     if alone:
         raise ValueError(
@@ -126,14 +126,14 @@ def state_of(paths: Iterable[Path], root: Path) -> str:
         try:
             status = path.stat()
             state = f"{status.st_size}\0{status.st_mtime_ns}"
-        except OSError as error:  # what that means is decided where the file is read
+        except OSError as error:  # the reader of the file decides what that means
             state = str(error.errno)
         digest.update(os.fsencode(path.relative_to(root)) + f"\0{state}\n".encode())
     return digest.hexdigest()
 
 
 def write_sealed(path: Path, content: dict) -> None:
-    """A note for later runs: all of the file or none of it, with a seal that changes with every change of it."""
+    """Write a note for later runs, all of it or nothing, with a checksum that reveals any change."""
     write_atomically(path, json.dumps({**content, "seal": _seal(content)}))
 
 

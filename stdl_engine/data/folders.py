@@ -18,7 +18,7 @@ from .progress import progress
 from .static import IMAGENET
 
 LARGEST = 8192
-"""Pixels on a side that images are resized to: more is a slip, and fills the memory."""
+"""The largest side in pixels that images are resized to: more is surely a mistake, and would fill the memory."""
 
 
 def folder(

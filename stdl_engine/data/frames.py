@@ -7,18 +7,18 @@ import numpy as np
 from .archives import check_promise
 
 SPLITS = {"number": "number", "count": "number", "time": "time"}
-"""How a recording is cut: into parts of equally many events, which two words say, or of equal duration."""
+"""How a recording is cut: into parts of equally many events, which has two names, or of equal duration."""
 
 
 def check_split(split_by: str) -> str:
-    """The one word for a way to cut."""
+    """The canonical name of a way to cut."""
     if split_by not in SPLITS:
-        raise ValueError(f'split_by is {split_by!r}: choose "number" (equally many events a frame) or "time".')
+        raise ValueError(f'split_by is {split_by!r}: choose "number" (equally many events per frame) or "time".')
     return SPLITS[split_by]
 
 
 def check_frames_fit(steps: int, height: int, width: int) -> None:
-    """Reject frames of one recording that no memory holds."""
+    """Reject sizes at which the frames of one recording do not fit in memory."""
     try:
         check_promise(steps * 2 * height * width * 8, f"one recording in {steps} frames of {width} × {height} pixels")
     except ValueError as error:
@@ -36,8 +36,8 @@ def integrate(
 ) -> np.ndarray:
     """Counts [T, 2, H, W] of events in the order they happened; channel 1 holds the positive ones.
 
-    Every frame takes N // T events, the last one the rest as well; with `times` it takes the events of a T-th of the
-    duration, which is rounded down where times are whole numbers. An event outside the image is an error.
+    Every frame takes N // T events, and the last one the remainder as well. With `times` each frame takes the events of
+    a T-th of the duration, which is rounded down if times are whole numbers. An event outside the image is an error.
     """
     check_inside(x, y, height, width)
     x, y = x.astype(np.int64), y.astype(np.int64)

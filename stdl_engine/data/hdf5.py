@@ -11,7 +11,7 @@ from .archives import check_promise, reason_of
 from .recordings import ALIASES, Events, from_fields
 
 PLACES = ("/", "events", "CD/events", "CD")
-"""Where the arrays of a recording lie, or one array with fields."""
+"""Where a recording may be: groups of arrays, or one array with fields."""
 
 
 def read_hdf5(path: Path, columns: str = "") -> Events:

@@ -1,4 +1,4 @@
-"""What tells one dataset from another, in one short word: a run that goes on must see the data that it began with."""
+"""A fingerprint that tells one dataset from another: a run that is resumed must see the data that it began with."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from .base import Dataset, FileSource, MemorySource
 from .items import ItemSource
 
 READ_BYTES = 256 * 10**6
-"""Of a source in memory at most so many bytes are read: all samples, or some of them at even distances."""
+"""At most this many bytes of a source in memory are read: all samples, or evenly spaced ones."""
 MEASURED_FILES = 10_000
-"""Of a source on disk so many files are asked for their size, at even distances."""
+"""This many evenly spaced files of a source on disk are asked for their size."""
 READ_FILES = 64
-"""Of a source on disk so many files are looked into, at even distances."""
+"""This many evenly spaced files of a source on disk are opened."""
 READ_START = 1 << 16
-"""Of each of those so many bytes are read."""
+"""This many bytes of each of those are read."""
 
 
 def fingerprint(data: Dataset) -> str:
-    """A word of 32 letters and digits that two datasets share if they hold the same samples in the same order.
+    """A hash of 32 letters and digits that two datasets share if they hold the same samples in the same order.
 
-    It knows shapes, dtypes, every label, the values of samples in memory, and the names and sizes of files with the
-    beginning of some; of a user's own set by index it knows shapes and labels alone. It does not know where the data
-    is, what its folder is called or when it was written, nor how samples are augmented. Of large data only a part is
-    read, so a change of a single sample may stay unseen there.
+    It depends on shapes, dtypes, every label, the values of samples in memory, and the names and sizes of files with
+    the beginning of some; of a user's own dataset it depends on shapes and labels only. It does not depend on where the
+    data is, what its folder is called, when it was written, or how samples are augmented. Only a part of large data is
+    read, so a change of a single sample may go unnoticed there.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"1 {data.num_classes} {tuple(data.in_shape)} {data.events}".encode())
@@ -39,7 +39,7 @@ def fingerprint(data: Dataset) -> str:
             _add_samples(digest, source)
         elif isinstance(source, FileSource):
             _add_files(digest, source)
-        elif isinstance(source, ItemSource):  # may have other samples each time, by its own random transforms
+        elif isinstance(source, ItemSource):  # its own random transforms may give other samples each time
             digest.update(f"{source.shape}\n".encode())
     return digest.hexdigest()
 
@@ -68,7 +68,7 @@ def _add_files(digest: hashlib.blake2b, source: FileSource) -> None:
 def _size(path: str) -> int | None:
     try:
         return os.stat(path).st_size
-    except OSError:  # whether a file that cannot be read stops the run is not decided here
+    except OSError:  # it is not decided here whether a file that cannot be read stops the run
         return None
 
 
@@ -85,7 +85,7 @@ def _pick(paths: Sequence[str], most: int) -> list[str]:
 
 
 def _evenly(count: int, most: int) -> Tensor:
-    """The numbers from 0 to count - 1, or so many of them at even distances, the first and the last included."""
+    """The numbers from 0 to count - 1, or this many evenly spaced ones, with the first and the last."""
     if count <= most:
         return torch.arange(count)
     return torch.arange(most) * (count - 1) // max(most - 1, 1)

@@ -1,4 +1,4 @@
-"""Sets that others wrote: whatever has a length and gives a sample and a label by index, as PyTorch's datasets do."""
+"""Datasets that others wrote: any object with a length that gives a sample and a label by index, as PyTorch's do."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .prepare import Preparation
 from .progress import progress
 
 LABELS = ("targets", "labels")
-"""Where torchvision's sets keep all labels, so that samples need not be read for them."""
+"""The attributes where torchvision's datasets keep all labels, so that samples need not be read for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ItemSource:
-    """Samples of a set by index, read when a batch asks for them, by worker processes if there are any.
+    """Samples of a dataset by index, read when a batch needs them, by worker processes if there are any.
 
-    The set's own random transforms draw from generators that are seeded for each sample and given back afterwards, so
-    an epoch depends on its seed and number alone. What the set augments is augmented in a validation part too.
+    The dataset's own random transforms draw from generators that are seeded for each sample and restored afterwards, so
+    an epoch depends only on its seed and number. These transforms apply to a validation part too.
     """
 
     items: Any
@@ -37,9 +37,9 @@ class ItemSource:
     labels: Tensor
     """[N], int64."""
     name: str
-    """What to call the set in an error."""
+    """What to call the dataset in an error."""
     rows: Tensor | None = None
-    """Which items these are, for a part of the set; by default all of them, in order."""
+    """Which items belong to this source, if it is a part of the dataset; by default all, in order."""
     prepare: Preparation = Preparation()  # noqa: RUF009, as it is frozen
     on_bad_sample: str = "stop"
     bad_samples: tuple[Path | str, ...] = ()
@@ -48,7 +48,7 @@ class ItemSource:
         return len(self.labels)
 
     def sample(self, index: int, generator: torch.Generator | None) -> tuple[Tensor, int]:
-        """One sample and its label, varied by the set itself if there is a generator to draw a seed from."""
+        """One sample and its label; if a generator is given, it seeds the dataset's own random transforms."""
         row = index if self.rows is None else int(self.rows[index])
         seed = row if generator is None else int(torch.randint(2**31, (), generator=generator))
         with _seeded(seed):
@@ -60,13 +60,13 @@ class ItemSource:
         return self.prepare(x[None], generator)[0], label
 
     def only(self, indices: Tensor) -> ItemSource:
-        """The source of these samples alone."""
+        """A source of these samples only."""
         rows = indices if self.rows is None else self.rows[indices]
         return replace(self, labels=self.labels[indices], rows=rows)
 
 
 def from_pair(train: Any, test: Any, name: str, steps: int, on_bad_sample: str) -> Dataset:
-    """A dataset of two sets."""
+    """A `Dataset` from a training and a test set."""
     sources = []
     for split, items in (("train", train), ("test", test)):
         if not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
@@ -111,11 +111,11 @@ def _source(items: Any, name: str, on_bad_sample: str) -> ItemSource:
 
 
 def _known_labels(items: Any) -> list[int] | None:
-    """All labels, if the set has them in a list of its own."""
+    """All labels, if the dataset keeps them in a list."""
     for attribute in LABELS:
         try:
             labels = np.asarray(getattr(items, attribute, None))
-        except Exception:  # whatever it is, it is no list of numbers
+        except Exception:  # whatever it is, it is not a list of numbers
             continue
         if labels.shape == (len(items),) and labels.dtype.kind in "iu":
             return labels.tolist()
@@ -148,11 +148,11 @@ def read_item(items: Any, row: int) -> tuple[Tensor, int]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """The three generators that transforms draw from begin at this seed, and go on as before afterwards."""
+    """Inside, the three generators that transforms draw from start at this seed; afterwards they continue as before."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002, others draw from it
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed goes on to every GPU, which takes a millisecond
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed every GPU, which takes a millisecond
     try:
         yield
     finally:

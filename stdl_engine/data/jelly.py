@@ -1,9 +1,9 @@
-"""Frames of SpikingJelly's event datasets: its classes, its folders and our integration, built all or nothing.
+"""Frames of SpikingJelly's event datasets: its classes, its folders and our conversion to frames, all or nothing.
 
 SpikingJelly keeps frames file by file in `frames_number_<T>_split_by_<number or time>`. Here that folder is built
-beside its place and moved there when it is whole, and a marker with its size is written last; a folder without its
-marker, or of another size, is built again. One process builds and others wait; what a killed one left is cleared away
-by the next.
+beside its place and moved there when it is complete, and a marker with its size is written last; a folder without its
+marker, or of another size, is rebuilt. One process builds and others wait; the next one clears away what a killed
+process left.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .progress import progress
 from .recordings import check_events, from_fields
 
 THREADS = 4
-"""Compressing the frames releases Python's lock; more threads than this wait for the disk."""
+"""Threads that write frames. Compression releases Python's lock, so threads help; more would wait for the disk."""
 
 
 def prepare_recordings(kind: type[Any], root: Path, page: str) -> None:
-    """Make sure of root/events_np: there already, or converted by SpikingJelly from the archives in root/download."""
+    """Make sure that root/events_np exists, if need be converted by SpikingJelly from the archives in root/download."""
     recordings, ours, theirs = (root / name for name in ("events_np", "events_np.ours.json", "events_np.building"))
     if not ours.exists():
         if theirs.exists():
@@ -54,14 +54,14 @@ def prepare_recordings(kind: type[Any], root: Path, page: str) -> None:
             f"{root / 'download'}."
         )
     with preparing(root, f"the recordings of {kind.__name__}") as alone:
-        if ours.exists():  # a process was killed on its way, unless locks mean nothing here
+        if ours.exists():  # a process was killed meanwhile, unless this file system has no locks
             if not alone:
                 raise ValueError(f"another process may be converting to {recordings}: if not, delete {ours}.")
             begun = read_sealed(ours, {}) or {"extracted": True}
             _clear(root, begun["extracted"])
         elif recordings.is_dir():  # made while this process waited
             return
-        for name, _, md5 in archives:  # SpikingJelly would delete a damaged one, and download it again
+        for name, _, md5 in archives:  # SpikingJelly would delete a damaged archive and download it again
             if not check_integrity(root / "download" / name, md5):
                 raise ValueError(f"the archive {root / 'download' / name} is damaged: get it again from {page}.")
         extracted = (root / "extract").exists()
@@ -79,7 +79,7 @@ def prepare_recordings(kind: type[Any], root: Path, page: str) -> None:
 
 
 def _clear(root: Path, extracted: bool) -> None:
-    """Take away a conversion that did not end, and what was extracted for it if it was not there before."""
+    """Remove an unfinished conversion, and what was extracted for it unless that was there before."""
     for name in ("events_np", "download/temp_ext", *(() if extracted else ("extract",))):
         shutil.rmtree(root / name, ignore_errors=True)
     for name in ("events_np.building", "events_np.ours.json"):
@@ -88,7 +88,7 @@ def _clear(root: Path, extracted: bool) -> None:
 
 
 def build_frames(kind: type[Any], root: Path, steps: int, split_by: str, on_bad_sample: str) -> tuple[Path, ...]:
-    """Make sure of the frames of root/events_np, and name the recordings that cannot be read."""
+    """Make sure that the frames of root/events_np exist, and name the recordings that cannot be read."""
     recordings, frames = root / "events_np", root / f"frames_number_{steps}_split_by_{split_by}"
     marker = root / f"{frames.name}.complete.json"
     paths = walk(recordings, ".npz")
@@ -123,7 +123,7 @@ def read_frames(path: Path) -> Tensor:
 
 
 def _usable(marker: Path, frames: Path, wanted: dict) -> dict | None:
-    """What the marker says, if the folder of frames is what it says."""
+    """The contents of the marker, if the folder of frames agrees with it."""
     entry = read_sealed(marker, wanted)
     return entry if entry is not None and entry["size"] == _size(frames) else None
 
@@ -135,7 +135,7 @@ def _size(folder: Path) -> list[int]:
 
 
 def _clear_frames(frames: Path) -> None:
-    """Take away what a process that was killed left of these frames, SpikingJelly's mark of a cut-short folder too."""
+    """Remove what a killed process left of these frames, and SpikingJelly's mark of an unfinished folder."""
     for leftover in frames.parent.glob(f"{frames.name}.partial*"):
         shutil.rmtree(leftover, ignore_errors=True)
     frames.with_name(f"{frames.name}.building").unlink(missing_ok=True)
@@ -153,7 +153,7 @@ class _Conversion:
     by_time: bool
 
     def run(self, paths: list[Path], on_bad_sample: str) -> list[BadSampleError]:
-        """Build the folder of frames and name the recordings that have none."""
+        """Build the folder of frames, and name the recordings that could not be read."""
         partial = self.frames.with_name(f"{self.frames.name}.partial{os.getpid()}")
         shutil.rmtree(partial, ignore_errors=True)
         try:
@@ -165,7 +165,7 @@ class _Conversion:
         except OSError as error:
             raise OSError(
                 f"the frames of {self.recordings} cannot be kept in {self.frames.parent} ({reason_of(error)}): make "
-                "room or make the folder writable, or copy the data to where there is both."
+                "room or make the folder writable, or copy the data to a place that has both."
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -189,7 +189,7 @@ class _Conversion:
                     if error is not None and on_bad_sample == "stop":
                         raise error
                     bad += [error] if error is not None else []
-            except BaseException:  # an interrupt too: the pool would finish all files before it let go
+            except BaseException:  # also for an interrupt: the pool would finish all files before it stopped
                 pool.shutdown(cancel_futures=True)
                 raise
         if len(bad) == len(paths):

@@ -1,4 +1,4 @@
-"""Batches of a source, epoch by epoch, the same ones whenever the same epoch of the same seed is asked for."""
+"""Batches of a source, epoch by epoch; the same seed and epoch always give the same batches."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from .base import BadSampleError, MemorySource, SampledSource, Source
 class Batches:
     """Batches of a source.
 
-    Training: shuffled, augmented, every batch full (a short last one is dropped). Otherwise: in order, as they are, the
-    last batch may be short. What `epoch(n)` yields depends on the seed and n alone, not on the number of workers, on
-    other random numbers drawn, or on epochs before it, and draws nothing from torch's global generator.
+    In training samples are shuffled and augmented, and every batch is full (a short last one is dropped). Otherwise
+    they come in order and unchanged, and the last batch may be short. What `epoch(n)` yields depends only on the seed
+    and n: not on the number of workers, on other random numbers that were drawn, or on earlier epochs. It draws nothing
+    from torch's global generator.
 
     Example:
         >>> from stdl_engine.data import load_dataset
@@ -43,8 +44,8 @@ class Batches:
     ) -> None:
         """`workers` are processes that read and prepare the files of a FileSource; a source in memory needs none.
 
-        Of several `shards`, which together are all batches, this is one: in training its equal part of each batch, else
-        every so manieth batch.
+        With several `shards` this is one of them: in training it has an equal part of each batch, otherwise every n-th
+        batch of n shards. Together the shards are all batches.
         """
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -67,19 +68,19 @@ class Batches:
         self.bad_samples: list[Path | str] = list(source.bad_samples)
 
     def __len__(self) -> int:
-        """Batches in an epoch, of all shards."""
+        """The number of batches in an epoch, over all shards."""
         if self.training:
             return len(self.source) // self.batch_size
         return math.ceil(len(self.source) / self.batch_size)
 
     @property
     def numbers(self) -> range:
-        """Which batches of an epoch this shard has, or has a part of."""
+        """The batches of an epoch of which this shard has all or a part."""
         return range(len(self)) if self.training else range(self.shard, len(self), self.shards)
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch: x in float32, [B, C, H, W] (channels_last) or [T, B, C, H, W] for events, and y in
-        int64, [B]. With `skip` the first ones are left out and the others stay as they are.
+        int64, [B]. With `skip` that many first batches are left out, and the others are the same as without it.
         """
         for name, value in (("epoch", number), ("number of batches to skip", skip)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -97,7 +98,7 @@ class Batches:
         return self._from_files(self.source, self._own(order, skip), number)
 
     def _own(self, order: Tensor, first: int) -> Tensor:
-        """Those samples of an order that this shard reads."""
+        """The samples of an order that this shard reads."""
         batches = enumerate(order.split(self.batch_size), first)
         own = [batch[self._part(len(batch))] for place, batch in batches if place in self.numbers]
         return torch.cat(own) if own else order[:0]
@@ -109,11 +110,11 @@ class Batches:
             if place not in self.numbers:
                 continue
             generator = generator_for(self.seed, epoch, place) if self.training else None
-            x, y = source.batch(indices, generator)  # the whole batch: what is drawn to vary it is the batch's
+            x, y = source.batch(indices, generator)  # the whole batch: augmentation draws for all of it
             yield _time_first(x[self._part(len(x))]), y[self._part(len(y))]
 
     def _part(self, count: int) -> slice:
-        """Which samples of a batch of so many this shard has."""
+        """The samples of a batch of this size that this shard has."""
         if not self.training:
             return slice(count)
         return slice(self.shard * count // self.shards, (self.shard + 1) * count // self.shards)
@@ -141,16 +142,16 @@ class Batches:
 
 
 def generator_for(*numbers: int) -> torch.Generator:
-    """A generator whose numbers depend on these and nothing else."""
+    """A generator whose numbers depend on these values and nothing else."""
     (state,) = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
 
 @dataclass(frozen=True)
 class _Samples(TorchDataset):
-    """One epoch of such a source, by index: the sample or None, its label, and the bad files met on the way to it.
+    """One epoch of such a source, by index: the sample or None, its label, and the bad files found before it.
 
-    Errors travel as values: one that is raised in a worker process would reach the user inside a page of traceback.
+    Errors are returned as values: one raised in a worker process would reach the user inside a page of traceback.
     """
 
     source: SampledSource

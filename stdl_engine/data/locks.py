@@ -13,10 +13,10 @@ from ..file_locks import FileLock
 
 @contextmanager
 def preparing(folder: Path, what: str) -> Iterator[bool]:
-    """Held by one process at a time for a folder, which must exist; says whether no other can be at work.
+    """A lock that one process at a time holds for a folder, which must exist; yields whether no other can be at work.
 
-    A process that dies lets go at once, and the next one may then clear away what it left. On a file system without
-    locks everybody goes on, to do the work more than once.
+    A process that dies releases it at once, and the next one may then clear away what it left. On a file system without
+    locks every process continues, and the work is done more than once.
     """
     said: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Data out of a function of the user's own, "package.module:function", and whether it is what it says."""
+"""Data from a user's own function, "package.module:function", and checks that it is what it claims to be."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .base import BadSampleError, Dataset, MemorySource, Source
 from .items import from_pair
 
 ALWAYS = ("root", "steps", "on_bad_sample", "augment")
-"""What commands offer to every function; one that does not want it leaves it out of its parameters."""
+"""Arguments that commands offer to every function; a function gets those that it has as parameters."""
 
 
 def own_dataset(reference: str, **options: Any) -> Dataset:
-    """What the function returns for those of the options that it takes: a `Dataset`, or a set to train and one to test
-    on, each with a length and (sample, label) by index.
+    """What the function returns, called with the options that it takes: a `Dataset`, or a pair of datasets to train and
+    to test on, each with a length and (sample, label) by index.
     """
     parameters = parameters_of(reference)
     for option in options:

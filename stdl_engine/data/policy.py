@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
-# Each sub-policy is two operations: name, probability in tenths, strength from 0 to 9, 0 where it has none
-# (Cubuk et al., 2019, CIFAR-10).
+# Each sub-policy is two operations: name, probability in tenths, and strength from 0 to 9, or 0 if it has none (Cubuk
+# et al., 2019, CIFAR-10).
 POLICY = tuple(
     tuple((name, int(tenths), int(strength)) for name, tenths, strength in (op.split() for op in line.split(",")))
     for line in """
@@ -46,10 +46,10 @@ SIGNED = {"shear_y", "translate_x", "translate_y", "rotate", "brightness", "colo
 
 
 def auto_augment(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Each of a batch of images [B, 3, H, W] in bytes through a random sub-policy.
+    """Apply a random sub-policy to each image of a batch [B, 3, H, W] of bytes.
 
-    The operations and the meaning of their strengths are torchvision's; the random numbers are the generator's, never
-    the global ones.
+    The operations and the meaning of their strengths are torchvision's. Random numbers come from the generator, never
+    from the global one.
     """
     batch = len(x)
     chosen = torch.randint(len(POLICY), (batch,), generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""From stored samples to what a network sees: crop, flip, AutoAugment, normalise, cutout, a whole batch at a time."""
+"""From stored samples to what a network sees: crop, flip, AutoAugment, normalise, cutout, one batch at a time."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Preparation:
     """
 
     size: tuple[int, int] | None = None
-    """Height and width to crop to, at random in training and in the centre otherwise; None keeps the sample's."""
+    """Height and width to crop to, at random in training and in the centre otherwise; None keeps the sample's size."""
     centred: bool = False
-    """Crop in the centre in training too, and augment nothing."""
+    """Crop in the centre even in training, and do not augment."""
     pad: int = 0
     """Black pixels added on each side before a random crop back to `size`."""
     flip: bool = False
-    """Mirror every other sample, left to right."""
+    """Mirror half of the samples at random, left to right."""
     policy: bool = False
-    """AutoAugment with its CIFAR-10 policy; wants 3 channels of bytes."""
+    """AutoAugment with its CIFAR-10 policy; needs 3 channels of bytes."""
     mean: tuple[float, ...] | None = None
-    """Per channel, subtracted; for samples in bytes as a fraction of 255."""
+    """The mean per channel, which is subtracted; for samples in bytes as a fraction of 255."""
     std: tuple[float, ...] | None = None
-    """Per channel, divided by."""
+    """The standard deviation per channel, which samples are divided by."""
     cutout: int = 0
     """Side of a square set to zero after normalising, its centre anywhere in the image."""
 
@@ -60,7 +60,7 @@ class Preparation:
 
 
 def cifar_preparation(augment: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Preparation:
-    """The paper's augmentation of CIFAR, its crop and flip alone, or none."""
+    """The paper's augmentation of CIFAR, only its crop and flip, or none."""
     if augment == "none":
         return Preparation(mean=mean, std=std)
     paper = augment == "paper"
@@ -74,7 +74,7 @@ def centre_crop(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def random_crop(x: Tensor, size: tuple[int, int], pad: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """A random window of `size` of each padded [C, H, W], every other one mirrored if `flip`, in one gather."""
+    """A random window of `size` of each padded [C, H, W], half of them mirrored if `flip`, in one gather."""
     batch, channels, height, width = x.shape
     down = torch.randint(height + 2 * pad - size[0] + 1, (batch, 1), generator=generator)
     right = torch.randint(width + 2 * pad - size[1] + 1, (batch, 1), generator=generator)
@@ -89,7 +89,7 @@ def random_crop(x: Tensor, size: tuple[int, int], pad: int, flip: bool, generato
 
 
 def normalise(x: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> Tensor:
-    """[..., C, H, W] as float32, zero mean and unit deviation per channel if they are known."""
+    """[..., C, H, W] as float32, with zero mean and unit deviation per channel if those are known."""
     scale = 255.0 if x.dtype == torch.uint8 else 1.0
     x = x.to(torch.float32, copy=True)
     if mean is None or std is None:
@@ -100,7 +100,7 @@ def normalise(x: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ...] 
 
 
 def cutout(x: Tensor, side: int, generator: torch.Generator) -> Tensor:
-    """[B, ..., H, W] with a square of zeros in each sample, cut off where it leaves the image."""
+    """[B, ..., H, W] with a square of zeros in each sample, clipped at the border of the image."""
     keep = []
     for length in x.shape[-2:]:
         start = torch.randint(length, (len(x), 1), generator=generator) - side // 2

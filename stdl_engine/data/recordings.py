@@ -1,4 +1,4 @@
-"""Recordings of event cameras: what one is, whether it can be true, and the files that we read ourselves."""
+"""Recordings of event cameras: what one is, whether it is possible, and the formats that we read ourselves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_events(events: Events, ordered: bool = True) -> None:
     for name, values in named:
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             raise ValueError(
-                f"its {name} has shape {values.shape} and dtype {values.dtype} instead of one number an event"
+                f"its {name} has shape {values.shape} and dtype {values.dtype} instead of one number per event"
             )
     if len({len(values) for _, values in named}) > 1:
         raise ValueError(f"it has {', '.join(f'{len(values)} {name}' for name, values in named)}: one is cut short")
@@ -78,7 +78,7 @@ def _reject(name: str, values: np.ndarray, wrong: np.ndarray, why: str) -> None:
 
 
 def read_bin(path: Path) -> Events:
-    """N-MNIST's .bin: 40 bits an event, x in 8, y in 8, polarity in 1 and the time in µs in 23."""
+    """N-MNIST's .bin: 40 bits per event, x in 8, y in 8, polarity in 1 and the time in µs in 23."""
     data = np.fromfile(path, np.uint8)
     if len(data) % 5:
         raise ValueError(f"its {len(data)} bytes are not a multiple of the 5 of an event")
@@ -88,7 +88,7 @@ def read_bin(path: Path) -> Events:
 
 
 def read_text(path: Path) -> Events:
-    """GAIT-DAY-DVS's .txt: a line an event, t x y p, where p = 1 is positive and 0 and -1 are negative."""
+    """GAIT-DAY-DVS's .txt: one line per event, t x y p, where p = 1 is positive and 0 and -1 are negative."""
     if path.stat().st_size == 0:
         raise ValueError("there are no events")
     data = np.loadtxt(path, ndmin=2)
@@ -114,7 +114,7 @@ def read_arrays(path: Path, columns: str) -> Events:
 
 
 def from_fields(fields: Mapping[str, np.ndarray]) -> Events:
-    """Events out of arrays by name."""
+    """Events from arrays, by name."""
     found = {}
     for name, aliases in ALIASES.items():
         present = [alias for alias in aliases if alias in fields]

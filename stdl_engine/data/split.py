@@ -13,10 +13,10 @@ from .loader import generator_for
 
 
 def split_off(data: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Source]:
-    """The dataset without that share of its training samples, and a source of those, which are never augmented.
+    """The dataset without this share of its training samples, and a source of that share, which is never augmented.
 
-    Every class gives its share, to the nearest sample, and keeps at least one. The same data, share and seed give the
-    same split; the samples stay where they are and are not copied.
+    Every class contributes its share, to the nearest sample, and keeps at least one sample. The same data, share and
+    seed give the same split. Samples are not copied.
 
     Example:
         >>> from stdl_engine.data import load_dataset
@@ -32,7 +32,7 @@ def split_off(data: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Sour
         raise ValueError(f"seed is {seed!r}: it must be a whole number from 0 up.")
     labels = data.train.labels
     taken = torch.zeros(len(labels), dtype=torch.bool)
-    generator = generator_for(seed, 0, 0, 1)  # four numbers, so that no epoch of the seed draws the same
+    generator = generator_for(seed, 0, 0, 1)  # four numbers, so that no epoch with this seed draws the same
     for label, count in quotas(labels, share).items():
         members = (labels == label).nonzero().squeeze(1)
         taken[members[torch.randperm(len(members), generator=generator)[:count]]] = True
@@ -47,11 +47,11 @@ def split_off(data: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Sour
 
 
 def quotas(labels: Tensor, share: float) -> dict[int, int]:
-    """How many samples of each class are taken: the share of each rounded down, and of what is then missing from the
-    share of all, one more of those that lost most by rounding. No class gives its last sample.
+    """How many samples of each class are taken: the share of each class rounded down, then one more from each class
+    that lost most by rounding until the total is right. No class gives its last sample.
     """
     found, counts = labels.unique(return_counts=True)
-    part = Fraction(str(share))  # 0.1 means a tenth, not the double that is nearest to it
+    part = Fraction(str(share))  # 0.1 means a tenth, not the nearest double
     exact = {label: part * count for label, count in zip(found.tolist(), counts.tolist(), strict=True)}
     quota = {label: int(want) for label, want in exact.items()}
     spare = {label: count - 1 for label, count in zip(found.tolist(), counts.tolist(), strict=True)}

@@ -19,7 +19,7 @@ from .prepare import Preparation, check_augment, cifar_preparation
 
 
 class Statistics(TypedDict):
-    """Of a dataset's images, per channel."""
+    """Mean and standard deviation of a dataset's images, per channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -63,8 +63,8 @@ def svhn(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = 
 
 
 def imagenet(*, root: Path, steps: int, on_bad_sample: str = "stop", augment: str = "paper") -> Dataset:
-    """1.28 million and 50,000 photographs in 1000 classes, shorter side to 256, then 224 × 224 out of the centre or,
-    with "paper" and "light", out of anywhere and flipped in training. Read file by file.
+    """1.28 million and 50,000 photographs in 1000 classes. The shorter side becomes 256, then 224 × 224 are cropped in
+    the centre or, in training with "paper" and "light", at a random place, and flipped at random. Read file by file.
     """
     check_augment(augment)
     root = find_home(root, "imagenet", "train")
@@ -104,8 +104,8 @@ def _open(kind: type, root: Path, **split: str | bool) -> Any:
         return kind(root, **split)
     except MemoryError:
         raise
-    except Exception as error:  # readers of pickles and .mat files raise whatever they like at a broken one
-        reason = reason_of(error).partition(". You can use download=True")[0]  # which is not for our users
+    except Exception as error:  # readers of pickles and .mat files raise all kinds of errors for a broken file
+        reason = reason_of(error).partition(". You can use download=True")[0]  # advice that does not apply to our users
         raise ValueError(
             f"the files of {kind.__name__} in {root} are incomplete or damaged ({reason}): unpack them again."
         ) from error

@@ -46,8 +46,8 @@ def build_model(
         raise ValueError(f"width is {width}: it must be positive, for example 0.25.")
     channels = functools.partial(_channels, width=width)
     model = MODELS[name](in_channels, num_classes, channels, functools.partial(neuron, **neuron_args))
-    # It finds the published configuration, whatever the width.
-    model.architecture = name  # type: ignore[assignment]  # PyTorch's types know of tensors and modules only
+    # The published configuration is found by it, whatever the width.
+    model.architecture = name  # type: ignore[assignment]  # PyTorch's types allow only tensors and modules
     return model
 
 

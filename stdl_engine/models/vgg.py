@@ -1,4 +1,4 @@
-"""VGG16 and VGG-11: conv units, average pools after some of them, one linear classifier."""
+"""VGG16 and VGG-11: conv units with average pools after some of them, and one linear classifier."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class FusedALIF(Neuron):
 
     Args:
         decay: λ, what is left of the membrane after one step.
-        threshold: membrane at which a neuron fires that has not fired lately.
+        threshold: membrane at which a neuron that has not fired lately fires.
         surrogate: stands in for the derivative of the spike, for example `Triangle(1.0)` or "atan"; around θ.
         online: False gives exact gradients through time, by way of membrane and adaptation. True takes the past as a
             constant and updates both states in place: nothing is kept for backward but the states themselves, and each
@@ -68,16 +68,16 @@ class FusedALIF(Neuron):
 
     @property
     def adapts(self) -> dict[str, Any]:
-        """What a step of its own for the reset takes, too."""
+        """The arguments that a separate reset step takes, too."""
         return {"beta": self.beta, "rho": self.rho, "surrogate": self.surrogate}
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every kernel call takes."""
+        """The arguments of every kernel call."""
         return self.adapts | {"scale": self.scale, "backend": self.backend}
 
     def _given(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, float, float]:
-        """What a step starts from."""
+        """The state that a step starts from."""
         membrane, adaptation = self.states()
         return x, membrane, adaptation, self.decay, self.threshold
 

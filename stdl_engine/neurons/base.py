@@ -1,4 +1,4 @@
-"""What all neuron layers share: a state that is carried from step to step, and when it is forgotten."""
+"""What all neuron layers share: a state that is carried from step to step until it is reset."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ..kernels import dispatch
 from ..kernels.lif.ops import STATE_DTYPE
 
 OUTSIDE = -1
-"""The number of the backward that runs, where none does."""
+"""The number of the running backward pass where there is none."""
 
 
 class Neuron(nn.Module):
-    """What all neuron layers share: a state that starts at nothing, follows the module and is not in the state_dict.
+    """What all neuron layers share: a state that starts empty, moves with the module and is not in the state_dict.
 
     A subclass implements `step`, one time step from `self.membrane` (and its other states) to the next.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("membrane",)
-    """The attributes that hold the state, each a map of the input's shape; all are None or none is."""
+    """The attributes that hold the state, each a map of the input's shape; either all of them are None or none is."""
     extra_maps: ClassVar[int] = 0
     """Maps that a step keeps beyond LIF's membrane and spikes; footprints count them."""
     _placed_in = OUTSIDE
-    """The backward in which the state was placed here."""
+    """The number of the backward pass in which the state was stored here."""
 
     def __init__(self, online: bool, step_mode: str, backend: str) -> None:
         super().__init__()
         if step_mode not in ("s", "m"):
             raise ValueError(
-                f'unknown step_mode {step_mode!r}: pass "s" (one time step a call) or "m" (input [T, ...]).'
+                f'unknown step_mode {step_mode!r}: pass "s" (one time step per call) or "m" (input [T, ...]).'
             )
         dispatch.check_name(backend)
         self.online, self.step_mode, self.backend = online, step_mode, backend
@@ -42,20 +42,20 @@ class Neuron(nn.Module):
         """Set by learning rules. "lean": spikes are also written as bits. "paper": the plain form, whose state is the
         membrane after reset. Same spikes and gradients to the last bit."""
         self.overwrite = False
-        """Whether lean memory may write the spikes over the input; set by a unit that needs it for nothing else."""
+        """Whether lean memory may write the spikes over the input; set by a unit that has no other use for it."""
         self.samples: int | None = None
-        """Set by learning rules that run several time steps in one call, and go back before the next: how many samples
-        a time step has. The input holds those of one step after those of another."""
+        """Set by learning rules that run several time steps in one call, and its backward before the next call: the
+        number of samples per time step. The input holds the samples of one step after those of another."""
         self.stand_in: Callable[[Neuron, Tensor], Tensor] | None = None
-        """Called in place of a time step, where recomputation has a hand in it."""
+        """Called instead of a time step, if set; recomputation uses it."""
 
     def step(self, x: Tensor, in_place: bool) -> Tensor:
-        """Advance the state by one time step and return the spikes; with `in_place` over the old state."""
+        """Advance the state by one time step and return the spikes; with `in_place` the old state is overwritten."""
         raise NotImplementedError
 
     def sequence(self, x: Tensor) -> Tensor:
-        """Advance the state by the time steps of [T, ...], at least one, and return all spikes; by those of a chunk,
-        [T·B, ...], where `samples` says what B is."""
+        """Advance the state by the time steps of [T, ...], at least one, and return all spikes. Where `samples` is set
+        to B, the input is a chunk, [T·B, ...]."""
         in_place, spikes = self.advances_in_place(x), []
         for x_t in x if self.samples is None else x.split(self.samples):
             self.prepare(x_t)
@@ -67,8 +67,8 @@ class Neuron(nn.Module):
         return x[0] if self.samples is None else x[: self.samples]
 
     def advances_in_place(self, x: Tensor) -> bool:
-        """Whether the steps of a sequence may write over one state: online, and if no gradient is wanted or it comes
-        before the next sequence. Several sequences before a backward must each keep their own."""
+        """Whether the steps of a sequence may overwrite one state: only online, and if no gradient is needed or
+        backward runs before the next sequence. Several sequences before one backward must each keep their own state."""
         goes_back_later = self.samples is None and torch.is_grad_enabled() and self.wants_gradient(x)
         return self.online and not goes_back_later
 
@@ -88,14 +88,14 @@ class Neuron(nn.Module):
         return self.advance(x)
 
     def advance(self, x: Tensor) -> Tensor:
-        """One time step, or those of a chunk, from the state there is or from none."""
+        """One time step, or those of a chunk, from the current state, if there is one."""
         if self.samples is not None and len(x) != self.samples:
             return self.sequence(x)
         self.prepare(x)
         return self.step(x, in_place=self.online)
 
     def _traced(self, x: Tensor) -> Tensor:
-        """A whole sequence from its beginning, which a graph without a state can hold."""
+        """A whole sequence from its beginning, which an exported graph can hold, as it needs no state."""
         if self.step_mode == "s" or self.membrane is not None:
             raise RuntimeError(
                 f"torch.export and torch.jit.trace would lose the state of {type(self).__name__} from one call to the "
@@ -107,7 +107,7 @@ class Neuron(nn.Module):
 
     def _refuse_second_forward(self) -> None:
         """Raise where backward runs this forward again, as torch.utils.checkpoint does, on a state that the first run
-        has advanced. A state that was placed by the same backward is its own business."""
+        has advanced. A state that was stored in the same backward pass is allowed."""
         backward = torch._C._current_graph_task_id()
         if backward == OUTSIDE:
             return
@@ -121,7 +121,7 @@ class Neuron(nn.Module):
             )
 
     def prepare(self, x: Tensor) -> None:
-        """Have a state for a time step's input `x`: the one there is, if it fits, or a new one."""
+        """Make sure that there is a state for a time step's input `x`: the current one, if it fits, or a new one."""
         if x.dtype not in STATE_DTYPE:
             raise TypeError(
                 f"{type(self).__name__} got {x.dtype} input: pass float32, float16, bfloat16 or float64, for example "
@@ -149,7 +149,7 @@ class Neuron(nn.Module):
 
     @property
     def overwrites(self) -> bool:
-        """Whether spikes are written over the input: allowed, wanted, and no hook has a hand in it."""
+        """Whether spikes are written over the input: it is allowed, memory is lean, and no hook sees the input."""
         return self.overwrite and self.lean and not has_hooks(self)
 
     def set_aside(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class Neuron(nn.Module):
         return state
 
     def take_back(self, state: dict[str, Any]) -> None:
-        """Have the state again that `set_aside` returned."""
+        """Restore the state that `set_aside` returned."""
         self.reset()
         for name, value in state.items():
             setattr(self, name, value)
@@ -179,16 +179,16 @@ class Neuron(nn.Module):
         super()._apply(fn, recurse)
         for name, state in zip(self.state_names, self.states(), strict=False):
             with torch.no_grad():
-                moved = fn(state)  # the same object, history and all, where there is nothing to change
+                moved = fn(state)  # the same object, with its history, if nothing changes
                 if (
                     moved.dtype not in STATE_DTYPE.values()
-                ):  # .half() and .bfloat16(): the state stays as exact as it is
+                ):  # .half() and .bfloat16() leave the state as precise as it is
                     moved = state.to(moved.device)
             setattr(self, name, moved)
         return self
 
     def __getstate__(self) -> dict:
-        """For copies and pickles: the state's value goes along, its autograd history does not."""
+        """For copies and pickles: they get the state's value but not its autograd history."""
         values = {name: state.detach() for name, state in zip(self.state_names, self.states(), strict=False)}
         return self.__dict__ | values
 
@@ -199,12 +199,12 @@ class Neuron(nn.Module):
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether anyone is given what goes into a module or comes out of it, besides those who call it."""
+    """Whether a hook sees the inputs or outputs of a module."""
     return any(hooks_of(module)) or torch.nn.modules.module._has_any_global_hook()
 
 
 def hooks_of(module: nn.Module) -> list[dict]:
-    """The tables of a module's hooks, those of forward and of backward."""
+    """The tables of a module's forward and backward hooks."""
     return [
         module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks,
     ]  # fmt: skip

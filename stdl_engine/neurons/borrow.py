@@ -1,4 +1,4 @@
-"""Borrowing a model: its layers are set to a mode for a while, and each is given back as it was."""
+"""Borrowing a model: its layers are set to a mode for a while, and then each is restored."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .base import Neuron
 def borrowed(
     modules: Iterable[nn.Module], *, training: bool, online: bool, memory: str, samples: int | None = None
 ) -> Iterator[None]:
-    """Inside, layers are in training or evaluation mode, take one time step per call (with `samples` several, of so
-    many samples each), and neurons are online or exact, in this form of memory and without a state. Afterwards every
-    module is as it was, also after an exception.
+    """Inside, layers are in training or evaluation mode and take one time step per call (with `samples` several, of
+    this many samples each). Neurons are online or exact, in this form of memory, and without a state. Afterwards every
+    module is as it was, even after an exception.
     """
     modules = list(dict.fromkeys(modules))
     before = [(module, _mode(module)) for module in modules]
@@ -36,8 +36,8 @@ def borrowed(
 
 @contextlib.contextmanager
 def in_class(modules: Iterable[nn.Module], kind_for: Callable[[Any], type], **values: Any) -> Iterator[None]:
-    """Inside, each of these modules is of the class that `kind_for` gives for its own, and has these values as
-    attributes. Afterwards every module is of the class it was, also after an exception, and has them no more."""
+    """Inside, each of these modules has the class that `kind_for` returns for its own, and these values as attributes.
+    Afterwards, even after an exception, every module has its own class again and the attributes are gone."""
     before: list[tuple[nn.Module, Any]] = [(module, type(module)) for module in modules]
     try:
         for module, kind in before:
@@ -52,7 +52,7 @@ def in_class(modules: Iterable[nn.Module], kind_for: Callable[[Any], type], **va
 
 
 def _mode(module: nn.Module) -> dict[str, Any]:
-    """What is set of a module, as it is now."""
+    """The settings of a module that borrowing changes, as they are now."""
     names = ["training"]
     names += [name for name in ("memory_form", "step_mode") if hasattr(module, name)]
     names += ["online", "samples"] if isinstance(module, Neuron) else []

@@ -27,7 +27,7 @@ class LeakyNeuron(Neuron):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every kernel call takes."""
+        """The arguments of every kernel call."""
         options = {"reset": self.reset_mode, "reset_value": self.reset_value, "scale": self.scale}
         return options | {"surrogate": self.surrogate, "backend": self.backend}
 
@@ -99,8 +99,8 @@ class FusedLIF(LeakyNeuron):
 
     @classmethod
     def from_spikingjelly(cls, node: nn.Module, *, backend: str = "auto") -> nn.Module:
-        """The fused layer that computes what a SpikingJelly node does, an error if there is none: docs/convert.md."""
-        from .foreign import fused_like  # which builds on this file
+        """The fused layer that computes what a SpikingJelly node does; raises if there is none (docs/convert.md)."""
+        from .foreign import fused_like  # imported here because that file imports this one
 
         return fused_like(node, backend=backend)
 

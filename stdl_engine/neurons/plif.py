@@ -21,15 +21,15 @@ class FusedPLIF(LeakyNeuron):
     where c is `scale`, or `scale · (1 - λ)` with `scale_by_decay`.
 
     Args:
-        decay: λ to begin with, strictly between 0 and 1; `w` starts at its logit.
+        decay: the initial λ, strictly between 0 and 1; `w` starts at its logit.
         threshold, reset, surrogate, step_mode, backend, reset_value, detach_reset, scale: as for `FusedLIF`.
         online: False gives exact gradients through time. True takes the past as a constant. Backward needs the membrane
-            of the step before for the decay's gradient: two maps are kept from a step's forward to its backward.
+            of the previous step for the decay's gradient, so two maps are kept from a step's forward to its backward.
         scale_by_decay: the input's factor follows the decay. SpikingJelly's `ParametricLIFNode(init_tau,
             decay_input=True)` is `decay=1 - 1/init_tau, scale_by_decay=True`; its `w` is minus ours.
 
-    `w` is the one parameter, a single number in one dimension, as fully_shard wants it. `membrane` is the state m,
-    before reset, in float32; None before the first step and after `reset()`.
+    `w` is the one parameter, a tensor of shape [1], as fully_shard requires. `membrane` is the state m, before reset,
+    in float32; None before the first step and after `reset()`.
 
     Example:
         >>> plif = FusedPLIF(decay=0.5)
@@ -37,7 +37,7 @@ class FusedPLIF(LeakyNeuron):
         (tensor([0.], grad_fn=<...>), tensor([1.], grad_fn=<...>))
     """
 
-    extra_maps: ClassVar[int] = 1  # the membrane of the step before, which the decay's gradient reads
+    extra_maps: ClassVar[int] = 1  # the membrane of the previous step, which the decay's gradient reads
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class FusedPLIF(LeakyNeuron):
 
     @property
     def logit(self) -> Tensor:
-        """What the decay is the sigmoid of."""
+        """The number w, whose sigmoid is the decay."""
         return self.w
 
     @property
     def decay(self) -> float:
-        """λ as it is now; a number, so on a GPU this waits for it."""
+        """The current λ, as a number, so on a GPU this waits for the device."""
         return torch.sigmoid(self.logit.detach()).item()
 
     def step(self, x: Tensor, in_place: bool) -> Tensor:
@@ -98,7 +98,7 @@ class FusedPLIF(LeakyNeuron):
         return spikes
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Also from a checkpoint in which `w` has no dimension."""
+        """Also accepts a checkpoint in which `w` has no dimension."""
         w = state_dict.get(prefix + "w")
         if isinstance(w, Tensor) and self.w is not None and w.numel() == self.w.numel() and w.shape != self.w.shape:
             state_dict = state_dict | {prefix + "w": w.reshape(self.w.shape)}

@@ -1,4 +1,4 @@
-"""More than one process: subnetworks as stages of a pipeline, and batches spread over ranks."""
+"""Training on several processes: subnetworks as stages of a pipeline, and batches spread over ranks."""
 
 from __future__ import annotations
 

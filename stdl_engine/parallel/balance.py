@@ -1,4 +1,4 @@
-"""Which subnetworks go onto which stage: runs of them, such that the slowest stage is as fast as can be."""
+"""Which subnetworks go onto which stage: runs of them such that the slowest stage is as fast as possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..rules import Rule
 
 
 def balanced(work: Sequence[float], stages: int, fits: Callable[[range], bool] = lambda run: True) -> list[range]:
-    """Runs of subnetworks, one per stage, whose largest sum of work is the smallest there is; each run must fit.
+    """Runs of subnetworks, one per stage, whose largest sum of work is as small as possible; each run must fit.
 
     Example:
         >>> balanced([3, 1, 1, 1], stages=2)
@@ -26,7 +26,8 @@ def balanced(work: Sequence[float], stages: int, fits: Callable[[range], bool] =
             "budget for STDL, more groups for EvenLocal, or ELL, which makes every unit one)."
         )
     sums = [0.0, *itertools.accumulate(work)]
-    # best[end]: the slowest stage of the best way to put the first `end` subnetworks onto so many stages, and its runs.
+    # best[end]: the best split of the first `end` subnetworks over the stages so far: its slowest stage's work, its
+    # runs.
     best: dict[int, tuple[float, list[range]]] = {0: (0.0, [])}
     for stage in range(1, stages + 1):
         further: dict[int, tuple[float, list[range]]] = {}
@@ -53,7 +54,7 @@ def counted_work(rule: Rule) -> list[float]:
 
 
 def work_by_subnetwork(work: Work, plan: Plan) -> list[float]:
-    """What each subnetwork of a plan has to do, pieces that run again included."""
+    """The work of each subnetwork of a plan, with pieces that run again."""
     totals = [0.0] * len(plan.parts)
     for (number, name), once in work.stages.items():
         totals[number] += once * (FORWARD + BACKWARD + plan.recompute.level(number, name))

@@ -1,8 +1,8 @@
-"""When a rank ends, hangs or loses its data: every other rank ends too, and one of them says which rank it was.
+"""When a rank ends, hangs or loses its connection, every other rank ends too, and one of them says which rank it was.
 
-Each rank beats once a second into the store that all of them share. A rank that finds a link or an exchange broken
-looks for one that no longer beats; where all do, for one that is not waiting for others as well. The first rank to say
-something says it for all; the others end in silence.
+Each rank writes a heartbeat once a second into the store that all of them share. A rank that finds a link or an
+exchange broken looks for one whose heartbeat has stopped; if there is none, for one that is not waiting for others as
+well. The first rank to report speaks for all; the others end silently.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Iterator
 from torch.distributed import Store
 
 BEAT_SECONDS = 1.0
-REMEDY = "look at its machine, and go on from the last checkpoint."
+REMEDY = "look at its machine, and resume from the last checkpoint."
 SILENT_AFTER = 3.0
-"""Seconds in which a living rank has surely beaten."""
+"""Seconds within which a living rank has surely written a heartbeat."""
 
 
 class LinkError(RuntimeError):
-    """What goes between ranks does not arrive."""
+    """A message between ranks did not arrive."""
 
 
 class RankLost(ConnectionError):
-    """Another rank has ended, hangs, or stopped with an error of its own. `told` says that it has said why itself, or
-    that yet another rank has."""
+    """Another rank has ended, hangs, or stopped with its own error. `told` is whether that rank, or a third one, has
+    already reported why."""
 
     def __init__(self, sentence: str, *, told: bool = False) -> None:
         super().__init__(sentence)
@@ -35,7 +35,7 @@ class RankLost(ConnectionError):
 
 
 class Pulse:
-    """The beat of one rank, and what can be learned from those of the others."""
+    """The heartbeat of one rank, and what can be learned from those of the others."""
 
     def __init__(self, store: Store, rank: int, world: int) -> None:
         self.store, self.rank, self.world = store, rank, world
@@ -44,17 +44,17 @@ class Pulse:
         self._thread.start()
 
     def _beat(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the store is gone, and with it whoever would ask
+        with contextlib.suppress(RuntimeError):  # the store is gone, and with it every rank that would look
             while not self._ended.wait(BEAT_SECONDS):
                 self.store.add(f"pulse/{self.rank}", 1)
 
     def end(self) -> None:
-        """Beat no more, without that meaning anything."""
+        """Stop the heartbeat in a way that is not taken for a failure."""
         self._ended.set()
         self._thread.join()
 
     def tell(self, sentence: str) -> bool:
-        """Note that this rank stops because of that; whether nobody else has said anything yet."""
+        """Note that this rank stops for this reason; returns whether no other rank has reported anything yet."""
         try:
             first = self.store.add("told", 1) == 1
             if first:
@@ -64,7 +64,7 @@ class Pulse:
         return first
 
     def told(self) -> bool:
-        """Whether a rank has said why it stops."""
+        """Whether any rank has reported why it stops."""
         try:
             return self.store.check(["fault"])
         except RuntimeError:
@@ -72,14 +72,14 @@ class Pulse:
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """Inside, an error of a link or an exchange between ranks becomes `RankLost`, which says whose fault it is."""
+        """Inside, an error of a link or an exchange between ranks becomes `RankLost`, which names the rank at fault."""
         try:
             yield
         except LinkError as error:
             raise self.explained(error) from error
 
     def explained(self, error: Exception) -> RankLost:
-        """What has happened to the other ranks, after a few seconds of looking at them."""
+        """What has happened to the other ranks, after watching them for a few seconds."""
         try:
             self.store.set(f"waits/{self.rank}", "yes")
             before = self._beats()
@@ -93,9 +93,9 @@ class Pulse:
             silent = [rank for rank in others if after[rank] == before[rank]]
             busy = [rank for rank in others if not self.store.check([f"waits/{rank}"])]
         except RuntimeError:
-            return RankLost("the process that keeps the ranks together has ended: go on from the last checkpoint.")
+            return RankLost("the process that keeps the ranks together has ended: resume from the last checkpoint.")
         if silent:
-            return RankLost(f"{_ranks(silent)} ended or stands still without a word: {REMEDY}")
+            return RankLost(f"{_ranks(silent)} ended or hangs without a message: {REMEDY}")
         if busy and re.search("timed out|seconds", str(error), re.IGNORECASE):
             return RankLost(f"{_ranks(busy)} did not answer in time, and does not wait for another rank: {REMEDY}")
         return RankLost(f"a connection between ranks broke ({first_line(error)}): {REMEDY}")
@@ -106,7 +106,7 @@ class Pulse:
 
 @contextlib.contextmanager
 def exchanging() -> Iterator[None]:
-    """Inside, whatever torch.distributed raises is a `LinkError`."""
+    """Inside, whatever torch.distributed raises becomes a `LinkError`."""
     try:
         yield
     except LinkError:
@@ -120,6 +120,6 @@ def _ranks(numbers: list[int]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An error in a sentence."""
+    """An error as one sentence."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\[[^]]*\]\s*", "", line)  # the source file that torch.distributed names first

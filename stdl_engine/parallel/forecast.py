@@ -1,4 +1,4 @@
-"""What each rank will need, send and do, before there are any ranks: the real training step of every stage, on fake
+"""What each rank will need, send and compute, before there are any ranks: the real training step of every stage on fake
 tensors.
 """
 
@@ -28,8 +28,8 @@ class StageForecast:
     Attributes:
         subnetworks: which ones, from 0.
         units, auxiliary: the names of their layers.
-        peak_bytes: of a training step: weights, optimizer, what it reads, and all that it computes.
-        in_flight_bytes: of batches that wait to be sent or have been received ahead, at most.
+        peak_bytes: of a training step: weights, optimizer, its input, and all that it computes.
+        in_flight_bytes: at most, of batches that wait to be sent or were received ahead.
         work: the share of all multiply-adds.
         parameters: trained here, and exchanged where several ranks share a batch.
         sent_bytes: to the next stage per batch, labels included.
@@ -48,7 +48,7 @@ class StageForecast:
 
     @property
     def bptt_bytes(self) -> int:
-        """What a pipeline by BPTT would send over the same boundary: maps forward and their gradients back, in
+        """What a pipeline with BPTT would send over the same boundary: maps forward and their gradients back, in
         float32."""
         return 2 * self.dense_bytes
 
@@ -62,7 +62,7 @@ class Forecast:
 
     @property
     def speedup(self) -> float:
-        """Of so many stages over one rank, if nothing but the slowest stage's work counted."""
+        """The speed-up of this many stages over one rank, if only the work of the slowest stage counted."""
         return 1 / max(stage.work for stage in self.stages)
 
 
@@ -102,7 +102,7 @@ def forecast(rule: Rule, stages: int, T: int, *, sequence: bool = False, ahead: 
 def _stage(
     rule: Rule, parts: Sequence[Subnetwork], frames: Sequence[Kept], y: Tensor, T: int
 ) -> tuple[int, list[Kept]]:
-    """The peak of a stage's training step, after the optimizers have their states, and what it gives."""
+    """The peak of a stage's training step, once the optimizers have their states, and the stage's outputs."""
     rule.train_on(parts, frames[:1], y, 1)
     outputs: list[Kept] = []
 
@@ -120,8 +120,8 @@ def _stage(
 
 
 def _sizes(frames: Sequence[Kept], y: Tensor) -> tuple[int, int]:
-    """Bytes of a message, and of its maps in float32. Averages of spikes go as one byte each, which fake tensors cannot
-    show."""
+    """Bytes of a message, and of its maps in float32. Averages of spikes are sent as one byte each, which fake tensors
+    cannot show."""
     sent = dense = y.numel() * y.itemsize
     for frame in frames:
         small = small_tensor(frame)

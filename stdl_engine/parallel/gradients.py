@@ -12,13 +12,13 @@ from .faults import exchanging
 
 
 class SharedGradients:
-    """The `exchange` of a rule whose batches are spread over the ranks of a group: every optimizer steps by the mean of
-    the ranks' gradients, which is the gradient of the whole batch if all have equally many samples."""
+    """The `exchange` of a rule whose batches are spread over the ranks of a group. Every optimizer steps with the mean
+    of the ranks' gradients, which is the gradient of the whole batch if all have equally many samples."""
 
     def __init__(self, rule: Rule, group: dist.ProcessGroup) -> None:
         self.rule, self.group, self.ranks = rule, group, dist.get_world_size(group)
         self.bytes = 0
-        """Of all gradients that this rank has had summed."""
+        """Bytes of all gradients of this rank that were summed."""
         self._on_its_way: tuple[Subnetwork, Tensor, dist.Work] | None = None
 
     def begin(self, subnetwork: Subnetwork) -> None:

@@ -1,7 +1,7 @@
-"""A one-way link from one stage to the next: messages go while both sides compute, a bounded number of them ahead.
+"""A one-way link from one stage to the next: messages are sent while both sides compute, a bounded number ahead.
 
-Each end has a thread, so that neither computation waits for the wire. A sender blocks once `ahead` messages wait for
-the wire; a receiver takes in one message before it is asked for it. Nothing ever goes the other way.
+Each end has a thread, so that neither computation waits for the transfer. A sender blocks once `ahead` messages wait to
+be sent; a receiver reads one message before it is asked for it. Nothing is ever sent the other way.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from .faults import LinkError, first_line
 from .wire import Wire
 
 CLOSED = "closed"
-"""The kind of the last message of a link, which its own ends send and read."""
+"""The kind of the last message of a link, which the link itself sends and reads."""
 
 
 class Transport(Protocol):
-    """What a link asks of the machinery below it: bytes in order from one rank to another."""
+    """What a link needs from the layer below it: bytes in order from one rank to another."""
 
     def send(self, payload: Tensor) -> None:
         """Returns when the bytes are on their way and the tensor may be freed."""
 
     def receive(self, payload: Tensor) -> None:
-        """Fills the tensor; its size is that of what was sent."""
+        """Fills the tensor, which has the size of what was sent."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """Tensors with a word that says what they are for, and plain values beside them."""
+    """Tensors with a word that says what they are for, and plain values."""
 
     kind: str
     wires: Sequence[Wire] = ()
@@ -45,16 +45,16 @@ class Message:
 
 @dataclass
 class Traffic:
-    """What has gone over one end of a link."""
+    """The traffic at one end of a link."""
 
     messages: int = 0
     payload_bytes: int = 0
-    """Of the tensors in the form in which they were sent."""
+    """Bytes of the tensors in the form in which they were sent."""
     header_bytes: int = 0
     dense_bytes: int = 0
-    """What the same tensors take in their own dtypes."""
+    """Bytes of the same tensors in their own dtypes."""
     waited_seconds: float = 0.0
-    """How long the computation on this end stood still because of the link."""
+    """How long the computation at this end waited for the link."""
 
 
 class _End:
@@ -70,7 +70,7 @@ class _End:
     def _run_safely(self) -> None:
         try:
             self._run()
-        except BaseException as error:  # whatever it is, the computation has to hear of it
+        except BaseException as error:  # whatever it is, the computation has to be told
             with self._state:
                 self._error = error
                 self._state.notify_all()
@@ -79,7 +79,7 @@ class _End:
         raise NotImplementedError
 
     def _wait_until(self, ready: Callable[[], bool], timeout: float | None = None) -> None:
-        """To be called with the state held; counts the time that goes by."""
+        """To be called with the lock held; counts the time that passes."""
         start = time.perf_counter()
         try:
             if not self._state.wait_for(lambda: ready() or self._error is not None, timeout):
@@ -97,7 +97,7 @@ class _End:
 
 
 class Sender(_End):
-    """The end that messages go into."""
+    """The sending end."""
 
     def __init__(self, transport: Transport, *, ahead: int = 2, timeout: float | None = None) -> None:
         if not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 1:
@@ -106,7 +106,7 @@ class Sender(_End):
         super().__init__(transport, "stage sender")
 
     def send(self, message: Message) -> None:
-        """Hand over a message; waits only while as many as may be ahead have not gone yet."""
+        """Hand over a message; waits only while `ahead` messages have not been sent yet."""
         with self._state:
             self._wait_until(lambda: len(self._messages) < self.ahead, self.timeout)
             if self._error is not None:
@@ -115,12 +115,12 @@ class Sender(_End):
             self._state.notify_all()
 
     def flush(self) -> None:
-        """Wait until everything has gone."""
+        """Wait until everything has been sent."""
         with self._state:
             self._wait_until(lambda: not self._messages, self.timeout)
 
     def close(self) -> None:
-        """End both threads of the link, once everything has gone."""
+        """End both threads of the link, once everything has been sent."""
         self.send(Message(CLOSED))
         self.flush()
         with self._state:
@@ -134,7 +134,7 @@ class Sender(_End):
                 self._state.wait_for(lambda: self._messages or self._closing)
                 if not self._messages:
                     return
-                message = self._messages[0]  # stays in its place, and takes it up, until it has gone
+                message = self._messages[0]  # stays in the queue, and takes up its place, until it has been sent
             header = _header(message)
             self.transport.send(torch.tensor([header.numel()], dtype=torch.int64).view(torch.uint8))
             self.transport.send(header)
@@ -148,7 +148,7 @@ class Sender(_End):
 
 
 class Receiver(_End):
-    """The end that messages come out of."""
+    """The receiving end."""
 
     def __init__(self, transport: Transport, *, timeout: float | None = None) -> None:
         self.timeout = timeout

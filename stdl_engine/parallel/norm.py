@@ -1,7 +1,7 @@
 """Batch norm over the samples of all ranks that share a batch, per time step.
 
-PyTorch's own `SyncBatchNorm` refuses the CPU. Here the layers of a network stay what they are: for the time of a
-training step they take the class of a synchronised one, and are given back afterwards.
+PyTorch's own `SyncBatchNorm` does not run on a CPU. Here a network keeps its layers: during a training step they take a
+synchronised class, and afterwards their own class again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class _Normalise(torch.autograd.Function):
     """y = weight · (x - mean) / √(var + eps) + bias with the mean and variance of all ranks' samples.
 
     With g the gradient of y, x̂ = (x - mean) / √(var + eps), N all samples and pixels, and sums over those:
-    grad_x = weight / √(var + eps) · (g - Σg / N - x̂ · Σ(g · x̂) / N). The gradients of weight and bias are of this
-    rank's samples alone, as those of every other parameter are before they are exchanged.
+    grad_x = weight / √(var + eps) · (g - Σg / N - x̂ · Σ(g · x̂) / N). The gradients of weight and bias are for this
+    rank's samples only, as for every other parameter before the exchange.
     """
 
     @staticmethod
@@ -59,7 +59,7 @@ class _Normalise(torch.autograd.Function):
 
 
 class _Synchronised(_BatchNorm):
-    """What a batch norm layer is during a training step on several ranks. In evaluation mode it is as ever."""
+    """The class of a batch norm layer during a training step on several ranks. In evaluation mode nothing changes."""
 
     ranks_group: dist.ProcessGroup
 
@@ -73,7 +73,7 @@ class _Synchronised(_BatchNorm):
         return _Normalise.apply(x, self.weight, self.bias, mean, var, count, self)
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, variance and number of the elements of each channel on all ranks."""
+        """Mean, variance and number of elements of each channel, over all ranks."""
         full = x if x.dtype == torch.float64 else x.float()
         own_var, own_mean = torch.var_mean(full, [0, *range(2, x.ndim)], correction=0)
         own = torch.stack([own_mean, own_var, torch.full_like(own_mean, x.numel() / x.shape[1])])

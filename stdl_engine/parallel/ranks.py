@@ -1,8 +1,8 @@
-"""Who is who among the processes: ranks = data × stages.
+"""The role of each process: ranks = data × stages.
 
 Ranks that share a stage have the same subnetworks and different samples; ranks that share a number in `shard` form one
-pipeline. Rank 0 has the last stage of the first pipeline: losses and logits end up there, so it can speak for all
-without anything coming back.
+pipeline. Rank 0 has the last stage of the first pipeline: losses and logits end up there, so it can print and write for
+all without anything being sent back.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from .faults import Pulse, exchanging
 from .links import Receiver, Sender, Transport
 
 TIMEOUT = 300.0
-"""Seconds after which a rank that nobody hears of is taken for lost."""
+"""Seconds after which a silent rank is considered lost."""
 LINK_TIMEOUT = timedelta(days=7)
-"""Of the bytes themselves: how long a message may take is for the ends of a link to say."""
+"""The timeout of the transfer itself; the ends of a link decide how long a message may take."""
 
 
 class Ranks:
-    """This process among all of them. Made by every process, with the same settings.
+    """This process among all others. Every process makes one, with the same settings.
 
     Args:
         stages: how many ranks the subnetworks are spread over; must divide the number of processes.
         timeout: seconds after which a rank that does not answer is given up, and the others end.
 
-    Processes are those of `torch.distributed`, if it has been initialised; else those of torchrun; else this one alone.
+    The processes are those of `torch.distributed` if it is initialised, otherwise those of torchrun, otherwise only
+    this one.
 
     Attributes:
         rank, world: this process, and how many there are.
         stage, stages: which part of the network is here, from 0 for the one that reads the data.
-        shard, shards: which part of each batch is learned here.
+        shard, shards: which part of each batch is learned from here.
     """
 
     def __init__(self, stages: int = 1, *, timeout: float = TIMEOUT) -> None:
@@ -69,8 +70,8 @@ class Ranks:
         return shard * self.stages + self.stages - 1 - stage
 
     def _make_groups(self) -> None:
-        """Every rank makes every group, in the same order, as torch.distributed asks for, which gives a number in place
-        of a group that this rank is not in."""
+        """Every rank makes every group, in the same order, as torch.distributed requires. For a group that this rank is
+        not in, torch.distributed returns a number instead."""
         self.data_group: dist.ProcessGroup | None = None
         self.pipe_group: dist.ProcessGroup | None = None
         self.incoming: GroupTransport | None = None
@@ -110,7 +111,7 @@ class Ranks:
         return self.rank == 0
 
     def explaining(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, an error between ranks becomes `RankLost`, which says whose fault it is."""
+        """Inside, an error between ranks becomes `RankLost`, which names the rank at fault."""
         return contextlib.nullcontext() if self.pulse is None else self.pulse.explaining()
 
     @contextlib.contextmanager
@@ -124,7 +125,7 @@ class Ranks:
         return None if self.outgoing is None else Sender(self.outgoing, ahead=ahead, timeout=self.timeout)
 
     def receiver(self) -> Receiver | None:
-        """The link from the stage before, if there is one."""
+        """The link from the previous stage, if there is one."""
         return None if self.incoming is None else Receiver(self.incoming, timeout=self.timeout)
 
     def agreed(self, value: int) -> int:
@@ -145,7 +146,7 @@ class Ranks:
         return total
 
     def from_speaker(self, value: Any) -> Any:
-        """What rank 0 has, on every rank."""
+        """Rank 0's value, on every rank."""
         if self.world == 1:
             return value
         values = [value]
@@ -154,7 +155,7 @@ class Ranks:
         return values[0]
 
     def gathered(self, value: Any) -> list[Any] | None:
-        """What the stages of this pipeline have, in order, on the last one; None on the others."""
+        """On the last stage the values of all stages of this pipeline, in order; None on the others."""
         if self.pipe_group is None:
             return [value]
         last = self.rank_of(self.stages - 1, self.shard)
@@ -164,7 +165,7 @@ class Ranks:
         return None if values is None else values[::-1]  # ranks count backwards through the stages
 
     def everyones(self, value: Any) -> list[Any] | None:
-        """What all ranks have, in order, on rank 0; None on the others."""
+        """On rank 0 the values of all ranks, in order; None on the others."""
         if self.world == 1:
             return [value]
         values: list[Any] | None = [None] * self.world if self.speaks else None
@@ -173,24 +174,24 @@ class Ranks:
         return values
 
     def meet(self) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have reached this point."""
         if self.world > 1:
             with self.exchanging():
                 dist.barrier()
 
     def ask_to_stop(self, number: int) -> None:
-        """Leave word for the first stages that this rank was asked to stop, by a signal of that number."""
+        """Tell the first stages that this rank was asked to stop, by a signal of this number."""
         if self.pulse is not None:
             self.pulse.store.set("stop", str(number))
 
     def asked_to_stop(self) -> int:
-        """The number of a signal that another rank has left word of, or 0."""
+        """The number of a signal that another rank has reported, or 0."""
         if self.pulse is None or not self.pulse.store.check(["stop"]):
             return 0
         return int(self.pulse.store.get("stop"))
 
     def close(self) -> None:
-        """Wait for the others to come to an end, and leave them if this process joined them here."""
+        """Wait until the others have finished, and leave the process group if it was joined here."""
         self.meet()
         if self.pulse is not None:
             self.pulse.end()
@@ -201,7 +202,7 @@ class Ranks:
         return self
 
     def __exit__(self, kind: object, *exception: object) -> None:
-        if kind is None:  # else the others may not be there to wait for
+        if kind is None:  # otherwise the others may not be there to wait for
             self.close()
 
 

@@ -1,8 +1,8 @@
 """A learning rule on several ranks: subnetworks as stages of a pipeline, and batches spread over ranks.
 
-A stage receives what its first subnetwork reads and the labels, learns, sends on what its last subnetwork gives, and
-never hears back. While the next stage learns from that batch, this one learns from the next. Subnetworks exchange no
-gradient, so no weight is ever stale, and stages compute what one process computes, to the last bit.
+A stage receives the input of its first subnetwork and the labels, learns, sends the output of its last subnetwork on,
+and gets nothing back. While the next stage learns from that batch, this one learns from the next batch. Subnetworks
+exchange no gradient, so no weight is ever stale, and stages compute what one process computes, to the last bit.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .wire import Wire, decode, encode
 
 @dataclass(frozen=True)
 class LabelledResult(StepResult):
-    """What one training step gives on the last stage, where the labels are not at hand otherwise."""
+    """The result of one training step on the last stage, with the labels, which that stage does not have otherwise."""
 
     labels: Tensor
 
 
 class Halted(Exception):
-    """The first stage has ended the work, with these values."""
+    """Raised where the first stage has ended the work, with these values."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__(values)
@@ -47,20 +47,20 @@ class Halted(Exception):
 
 
 class ParallelRule:
-    """A rule whose subnetworks, and whose batches, are spread over ranks. Every rank makes the same rule of the same
+    """A rule whose subnetworks, and whose batches, are spread over ranks. Every rank makes the same rule from the same
     network and calls the same methods in the same order.
 
     Args:
         rule: STDL, ELL, DECOLLE or EvenLocal for several stages; any rule for one stage.
-        ranks: who is who.
-        work: of each subnetwork, relative to the others; stages get about equally much. By default multiply-adds are
-            counted.
+        ranks: the role of this process.
+        work: the work of each subnetwork, relative to the others; stages get about equal shares. By default
+            multiply-adds are counted.
         ahead: how many batches may wait to be sent to the next stage before this one waits for it.
         sync_norm: compute batch norm over the samples of all ranks that share a batch. With it several ranks learn what
-            one process learns from the same batches, to rounding; without, each normalises its own samples, and the
-            running statistics are those of the first of them.
+            one process learns from the same batches, within rounding. Without it each rank normalises its own samples,
+            and the running statistics are those of the first rank.
 
-    From the first step on, a rank holds the weights and optimizers of its own stage alone.
+    From the first step on, a rank holds only the weights and optimizers of its own stage.
 
     Example:
         >>> ranks = Ranks(stages=2)  # in each process that torchrun has started
@@ -96,11 +96,11 @@ class ParallelRule:
                 rule.exchange = SharedGradients(rule, ranks.data_group)
             self._sender, self._receiver = ranks.sender(ahead), ranks.receiver()
         self._next: Message | None = None
-        """What has been received and not been asked for yet."""
+        """A message that was received and has not been used yet."""
 
     def step(self, x: Tensor | None, y: Tensor | None, T: int) -> LabelledResult | None:
         """Train on one batch, or on this rank's part of it. The first stage is given x and y as `Rule.step` takes them,
-        the others are not; the last stage returns what came out, the others nothing."""
+        and the other stages None. The last stage returns the result, and the others None."""
         self._whole.release_others()
         with self.ranks.explaining():
             frames, y, losses = self._taken(x, y, T)
@@ -123,8 +123,8 @@ class ParallelRule:
 
     @contextlib.contextmanager
     def _sharing(self) -> Iterator[None]:
-        """Inside, batch norm is that of all ranks if it was asked for, and an error leaves no gradients on their
-        way."""
+        """Inside, batch norm is computed over all ranks if that was asked for, and an error leaves no exchange of
+        gradients pending."""
         modules = (module for part in self.mine for module in part.modules())
         group = self.ranks.data_group if self.sync_norm else None
         try:
@@ -136,7 +136,7 @@ class ParallelRule:
             raise
 
     def _taken(self, x: Tensor | None, y: Tensor | None, T: int) -> tuple[Iterable[Kept], Tensor, list[Tensor]]:
-        """What the first subnetwork here reads, the labels, and the losses of the subnetworks before."""
+        """The input of the first subnetwork here, the labels, and the losses of the subnetworks before it."""
         if self._receiver is None:
             if x is None or y is None:
                 raise ValueError("the first stage reads the data: give it x and y, and the other stages None.")
@@ -153,9 +153,9 @@ class ParallelRule:
     def predict(
         self, x: Tensor | None, T: int, labels: Tensor | None = None, rates: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """Logits of the plain network in evaluation mode, the mean over T time steps, and the labels that were given
-        with x: on the last stage, nothing on the others. `rates`, one number per unit, gain the firing rate of each
-        unit that is here."""
+        """On the last stage the logits of the plain network in evaluation mode, averaged over T time steps, and the
+        labels that were given with x; None on the others. To `rates`, one number per unit, the firing rate of each unit
+        on this stage is added."""
         self._whole.release_others()
         with self.ranks.explaining(), self.rule.autocast():
             if self._receiver is None:
@@ -174,7 +174,7 @@ class ParallelRule:
             return None
 
     def _evaluated(self, frames: Iterable[Kept], T: int, rates: Tensor | None) -> Iterator[Tensor]:
-        """What the units here, and on the last stage the head, give at each time step."""
+        """The output of the units here, and on the last stage of the head, at each time step."""
         modules = [m for part in (*self.units, self.rule.model[-1]) for m in part.modules()]
         own = None if rates is None else rates[self.first_unit : self.first_unit + len(self.units)]
         with borrowed(modules, training=False, online=True, memory="lean"):
@@ -199,7 +199,7 @@ class ParallelRule:
         """On other stages than the first: whether there is another batch in this pass, so that they need not know how
         many there are; waits until that is known."""
         if self._receiver is None:
-            raise ValueError("the first stage reads the data: ask there, and not has_more, whether there is more.")
+            raise ValueError("the first stage reads the data: call has_more on the other stages only.")
         with self.ranks.explaining():
             self._next = self._next or self._receiver.receive()
         if self._next.kind == "pass ended":
@@ -231,7 +231,7 @@ class ParallelRule:
         self._sender.send(Message(kind, [encode(labels), *extra, *maps], {"T": T}))
 
     def _frames(self, wires: list[Wire]) -> Iterator[Kept]:
-        """The maps of a message one by one, each forgotten as it is handed on."""
+        """The maps of a message one by one, each released as it is handed on."""
         wires.reverse()
         while wires:
             wire = wires.pop()
@@ -246,19 +246,19 @@ class ParallelRule:
             scheduler.step()
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What `Rule.state_dict` gives in one process, put together from all stages: on the last one, nothing on the
+        """On the last stage what `Rule.state_dict` returns in one process, put together from all stages; None on the
         others."""
         with self.ranks.explaining():
             parts = self.ranks.gathered(self._whole.own_state())
         return None if parts is None else self._whole.joined(parts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave, on however many ranks; before the first step."""
+        """Restore what `state_dict` returned, on any number of ranks; call it before the first step."""
         self._whole.load(state)
 
     @property
     def traffic(self) -> dict[str, Traffic]:
-        """What has gone over the links of this rank, by direction."""
+        """The traffic over the links of this rank, by direction."""
         ends = {"received": self._receiver, "sent": self._sender}
         return {name: end.traffic for name, end in ends.items() if end is not None}
 

@@ -1,4 +1,4 @@
-"""How a pipeline of stages would run on machines that are not here. A simulation: it knows the work of the stages, the
+"""How a pipeline of stages would run on other machines. This is a simulation: it knows the work of the stages, the
 speed of a rank and of a link, and nothing else.
 """
 
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """One rank and its links: multiply-adds per second, bytes per second, and seconds that an exchange takes however
-    little it carries."""
+    """One rank and its links: multiply-adds per second, bytes per second, and the latency of an exchange in seconds."""
 
     multiply_adds: float = 5e12
     bandwidth: float = 12.5e9
@@ -37,7 +36,7 @@ def pipeline_seconds(compute: Sequence[float], wire: Sequence[float], batches: i
                 start = max(start, gone[k][n - ahead])
             done[k][n] = start + compute[k]
             if k < stages - 1:
-                # A message leaves when the one before it has, and when the next stage has taken the one before that.
+                # A message leaves once the one before it has left and the next stage has taken the one before that.
                 free = gone[k][n - 1] if n else 0.0
                 taken = done[k + 1][n - 2] if n >= 2 else 0.0
                 gone[k][n] = max(done[k][n], free, taken) + wire[k]
@@ -46,7 +45,7 @@ def pipeline_seconds(compute: Sequence[float], wire: Sequence[float], batches: i
 
 
 def exchange_seconds(size: float, ranks: int, machine: Machine) -> float:
-    """A ring of so many ranks summing up so many bytes."""
+    """Seconds in which a ring of this many ranks sums up this many bytes."""
     if ranks == 1:
         return 0.0
     return 2 * (ranks - 1) * (size / ranks / machine.bandwidth + machine.latency)
@@ -67,7 +66,7 @@ class Layout:
 def layout(
     work: Sequence[float], sent: Sequence[float], parameters: Sequence[float], batch: int, shards: int, machine: Machine
 ) -> Layout:
-    """So many stages, each on so many ranks that share every batch.
+    """This many stages, each on this many ranks that share every batch.
 
     Args:
         work: multiply-adds per stage for the whole batch.

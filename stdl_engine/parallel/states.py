@@ -1,4 +1,4 @@
-"""The state of a rule in parts: each stage holds its own, and all together are one checkpoint as of one process."""
+"""The state of a rule in parts: each stage holds its own, and together they are the checkpoint of one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..rules.states import BY_SUBNETWORK, states_of
 
 
 class WholeState:
-    """A rule of which one stage trains the subnetworks `here`, and the state of all of it."""
+    """A rule of which this stage trains the subnetworks `here`, and the state of the whole rule."""
 
     def __init__(self, rule: Rule, here: range) -> None:
         self.rule, self.here = rule, here
@@ -27,7 +27,7 @@ class WholeState:
                 self.rule.optimizers[number].state.clear()
 
     def own_state(self) -> dict[str, Any]:
-        """What this stage alone knows."""
+        """The state that only this stage has."""
         rule, here = self.rule, slice(self.here.start, self.here.stop)
         mine = {id(t) for part in rule.subnetworks[here] for t in (*part.parameters(), *part.buffers())}
         model = {
@@ -38,7 +38,7 @@ class WholeState:
         return {"model": model, **states_of(rule, here)}
 
     def joined(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        """The state of the whole rule, from those of the stages in order; it is that of `Rule.state_dict`."""
+        """The state of the whole rule, from those of the stages in order; the same as `Rule.state_dict` returns."""
         model = {name: tensor for part in parts for name, tensor in part["model"].items()}
         state: dict[str, Any] = {"rule": type(self.rule).__name__, "plan": str(self.rule.plan)}
         state["model"] = {name: model[name] for name in self.rule.model.state_dict()}
@@ -47,7 +47,7 @@ class WholeState:
         return state
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the whole state; the parts of other stages go when they are released."""
+        """Restore the whole state; the parts of other stages are freed by `release_others`."""
         if self.released:
             raise ValueError("this rank has given up what other stages train: load a state before the first step.")
         self.rule.load_state_dict(state)

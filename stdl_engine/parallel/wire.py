@@ -1,7 +1,7 @@
-"""Maps between stages as bytes: one bit per spike, one byte per sum or average of spikes, and nothing is lost.
+"""Maps between stages as bytes: one bit per spike, one byte per sum or average of spikes, without loss.
 
-What arrives is what `stdl_engine.memory.spikes.keep` gave the sender, in the same form and order of memory, so that the
-next subnetwork runs the same code on the same numbers as in one process.
+What arrives is what `stdl_engine.memory.spikes.keep` returned on the sender, in the same form and memory order, so that
+the next subnetwork runs the same code on the same numbers as in one process.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..kernels.layout import dense
 from ..memory.spikes import Bits, Counts, Kept, restore
 
 DIVISORS = (1, 4, 9, 16)
-"""An average of spikes over a window of so many pixels is a whole number divided by that. A tensor is sent as one byte
-per element if one of these gives it back exactly."""
+"""An average of spikes over a window of this many pixels is a whole number divided by it. A tensor is sent as one byte
+per element if one of these divisors reproduces it exactly."""
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A tensor on its way: its bytes, and what it takes to rebuild it exactly. `meta` is plain values, for JSON."""
+    """A tensor to be sent: its bytes, and what is needed to rebuild it exactly. `meta` holds plain values, for JSON."""
 
     payload: Tensor
     """One dimension, uint8, on the CPU."""
@@ -37,7 +37,7 @@ class Wire:
 
 
 def encode(kept: Kept) -> Wire:
-    """The smallest form of a map that gives it back to the last bit."""
+    """The smallest form of a map from which it can be rebuilt to the last bit."""
     if isinstance(kept, Bits):
         return Wire(_on_host(kept.small), _meta("bits", kept.shape, kept.stride, kept.dtype))
     if isinstance(kept, Counts):
@@ -57,7 +57,7 @@ def _encode_tensor(t: Tensor) -> Wire:
 
 
 def decode(payload: Tensor, meta: dict[str, Any], device: torch.device) -> Kept:
-    """What `encode` was given, on another device if need be."""
+    """The tensor that `encode` was given, on another device if need be."""
     shape, stride, dtype = torch.Size(meta["shape"]), tuple(meta["stride"]), getattr(torch, meta["dtype"])
     payload = payload.to(device, non_blocking=True)
     form = meta["form"]
@@ -71,7 +71,7 @@ def decode(payload: Tensor, meta: dict[str, Any], device: torch.device) -> Kept:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Also of zeros with a sign, which are equal as numbers."""
+    """Also tells zeros of different sign apart, which are equal as numbers."""
     return torch.equal(_in_memory_order(a).view(torch.uint8), _in_memory_order(b).view(torch.uint8))
 
 

@@ -2,10 +2,10 @@
 classifier.
 
 A chosen layer keeps its own output channels and its own output resolution. With f = resolution so far / its own, a
-residual block takes stride min(f, 2) and whatever is left of f is average-pooled first; a conv unit has no stride and
-pools all of f. What a layer costs thus depends on the layer chosen before it and on nothing else, so the choice is a
-path through the later layers and is found by dynamic programming over (depth, last layer, footprint so far) instead
-of by enumerating subsets.
+residual block takes stride min(f, 2), and an average pool before it takes what is left of f; a conv unit has no stride,
+and the pool takes all of f. So the cost of a layer depends only on the layer chosen before it. The choice is a path
+through the later layers, found by dynamic programming over (depth, last layer, footprint so far) instead of by
+enumerating subsets.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def fitted(unit: Unit, index: int, own_shape: Shape, in_shape: Shape) -> Layer:
 
 
 def keep_kind(unit: Unit, in_channels: int, stride: int) -> Unit:
-    """The layer itself, rebuilt for this input: what the method defines."""
+    """The layer itself, rebuilt for this input, as the method defines it."""
     return unit.rebuild(in_channels, stride)
 
 
@@ -58,7 +58,7 @@ def as_conv(kernel: int) -> Callable[[Unit, int, int], Unit]:
 
 @dataclass(frozen=True)
 class Variant:
-    """How auxiliary networks are made; the default is the method, the others its ablations."""
+    """How auxiliary networks are made; the default is the paper's method, the others are its ablations."""
 
     build: Callable[[Unit, int, int], Unit] = keep_kind
     max_depth: int | None = None
@@ -83,7 +83,7 @@ class Search:
 
     def __init__(self, units: Sequence[Unit], shapes: Sequence[Shape], memory: str, variant: Variant) -> None:
         self.units, self.shapes, self.memory, self.variant = units, shapes, memory, variant
-        self._kinds = [repr(unit) for unit in units]  # what a unit is made of: alike, they cost alike
+        self._kinds = [repr(unit) for unit in units]  # units that are made of the same things cost the same
         self._costs: dict[tuple, float] = {}
 
     def cost(self, index: int, in_shape: Shape) -> float:

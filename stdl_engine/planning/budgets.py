@@ -20,11 +20,11 @@ UNITS = {
 }
 
 SMALLEST_WITHOUT_UNIT = 1000
-"""A number above 1 and below this is taken for a slip, such as 1.5 for a fraction or 24 for gigabytes."""
+"""A number above 1 and below this is treated as a mistake, such as 1.5 for a fraction or 24 for gigabytes."""
 
 
 class OverBudget(ValueError):
-    """Nothing that may be tried keeps to a budget in bytes."""
+    """No plan that may be tried keeps to a budget in bytes."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Budget:
     size: int | None = None
     published: bool = False
     binary: bool = field(default=False, compare=False)
-    """Whether it was written in KiB, MiB, GiB or TiB, and is to be answered so."""
+    """Whether it was written in KiB, MiB, GiB or TiB, so that sizes are printed in such units too."""
 
 
 def parse_budget(budget: float | str | Budget) -> Budget:
@@ -84,7 +84,7 @@ def parse_bytes(size: float | str) -> int:
 
 
 def format_bytes(size: float, binary: bool = False) -> str:
-    """Bytes for people: "1.74 GB" in powers of ten, as the paper counts; "1.62 GiB" with `binary`, of 1024."""
+    """Bytes for people: "1.74 GB" in powers of 1000, as in the paper, or with `binary` "1.62 GiB" in powers of 1024."""
     base, units = (1024, ("B", "KiB", "MiB", "GiB")) if binary else (1000, ("B", "kB", "MB", "GB"))
     for unit in units[:-1]:
         if abs(size) < base:

@@ -1,4 +1,4 @@
-"""How many time steps run together: more are faster, as convolutions are given more samples, and take more memory."""
+"""How many time steps run together: more are faster, because convolutions get more samples, but take more memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .planner import faking
 from .trials import Trial, Trials
 
 MORE = 1.25
-"""Without a budget, what a training step may take of what it takes one time step after another."""
+"""Without a budget, how much a training step may take, relative to one that runs its time steps one by one."""
 
 
 class Chunks(Trials):
-    """The choice for one plan of a rule, a batch and a number of time steps. To be made inside `faking()`."""
+    """The choice for one plan of a rule, one batch and one number of time steps. To be made inside `faking()`."""
 
     def most(self, plan: Plan, budget: int | None) -> Plan:
-        """The plan with the most time steps together whose training step keeps to a budget, or without one takes a
-        quarter more than one by one. Equal parts of T are tried, as a shorter last one would save nothing, and one by
-        one from the largest: through time more steps together may also take less."""
+        """The plan with the most time steps together whose training step keeps to a budget, or without one takes at
+        most a quarter more memory than one by one. Only equal parts of T are tried, because a shorter last part would
+        save nothing. Each is tried, the largest first: through time more steps together may also take less memory."""
         limit = MORE * self.whole_step(plan).peak_bytes if budget is None else budget
         for size in sorted({-(-self.T // parts) for parts in range(1, self.T)}, reverse=True):
             chunked = replace(plan, chunk=size)
@@ -38,7 +38,7 @@ class Chunks(Trials):
         if step.peak_bytes > budget:
             raise OverBudget(
                 f"with {plan.chunk} time steps together a training step takes {self.words(step.peak_bytes)}, and the "
-                f'budget is {self.words(budget)}: pass chunk="auto" for as many as it lets.'
+                f'budget is {self.words(budget)}: pass chunk="auto" for as many as it allows.'
             )
         return self.noted(plan, step, budget)
 
@@ -47,7 +47,7 @@ def chunk_within(
     network: Network, plan: Plan, chunk: int | str, budget: int | None, trial: Trial, sample: Tensor, T: int, *,
     sequence: bool, binary: bool,
 ) -> Plan:  # fmt: skip
-    """A plan with so many time steps together, or with "auto" as many as keep to a budget in bytes."""
+    """A plan with this many time steps together, or with "auto" as many as keep to a budget in bytes."""
     with unset_fake_temporarily(), faking():
         chunks = Chunks(network, trial, sample, T, sequence=sequence, binary=binary)
         if isinstance(chunk, str):

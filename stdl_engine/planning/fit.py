@@ -1,9 +1,9 @@
-"""A partition for a number of bytes: the fewest subnetworks, then the deepest auxiliary networks, that keep to it.
+"""A partition for a budget in bytes: the fewest subnetworks, then the deepest auxiliary networks, that keep to it.
 
-What a subnetwork takes is not modelled: its real training runs alone on fake tensors, and the tracker says what it
-needs at most and what it leaves behind. From those numbers follows the peak of a step of any plan, to the byte, so
-partitions are compared by arithmetic. The whole step of the plan that was chosen is measured at the end, and should it
-exceed the budget the search is done again with that much less.
+What a subnetwork takes is not modelled: its real training runs alone on fake tensors, and the tracker says how much it
+needs at most and how much it leaves behind. The peak of a step of any plan follows from those numbers, to the byte, so
+partitions are compared by arithmetic. At the end the whole step of the chosen plan is measured. Should it exceed the
+budget, the search is repeated with a budget that is smaller by the excess.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def plan_within_bytes(
     """The fewest subnetworks, with the deepest auxiliary networks, whose training step peaks at no more than `budget`
     bytes, under the autocast in force.
 
-    Pieces run again as `recompute` says. If that is to be chosen, then where it makes for fewer subnetworks, and as few
-    of them as will do.
+    Pieces run again as `recompute` says. If that is left to choose, they do where it allows fewer subnetworks, and as
+    few of them as possible.
 
     As in Algorithm 1 earlier subnetworks are the longer ones, and auxiliary networks grow in order. `trial` makes the
-    rule whose steps are measured, on batches like `sample`, which has no numbers. With `sequence` the input is T
-    different frames. With `binary` the plan speaks of GiB, else of GB.
+    rule whose steps are measured, on batches like `sample`, a fake tensor. With `sequence` the input is T different
+    frames. With `binary` the plan is printed in GiB, otherwise in GB.
     """
     with unset_fake_temporarily(), faking():
         given = network, trial, sample, T, variant, sequence, binary
@@ -99,7 +99,7 @@ class Fitting(Trials):
         self.search_bytes = _SearchBytes(network, variant, len(sample) * self.frame.itemsize, per_parameter)
 
     def best(self, budget: int, layerwise: bool = False) -> Plan:
-        """The plan for a budget; raises ValueError if there is none, with the smallest budget for which there is."""
+        """The plan for a budget; if there is none, raises ValueError, which names the smallest budget that has one."""
 
         def within(limit: int) -> Plan | None:
             parts = self.fewest(limit, layerwise)
@@ -112,13 +112,13 @@ class Fitting(Trials):
         return Plan(tuple(parts), self.network.total, None, self.network.memory, self.variant, self.recompute)
 
     def fewest(self, limit: float, layerwise: bool = False) -> list[Part] | None:
-        """The fewest subnetworks that train within limit, with auxiliary networks of one layer; None if none do."""
+        """The fewest subnetworks that train within the limit, with auxiliary networks of one layer; None if none do."""
         failed: dict[tuple[int, int], list[Step]] = {}
         numbers = [self.count] if layerwise else range(1, self.count + 1)
         return next((parts for n in numbers if (parts := self.cut(0, n, Step(), limit, failed)) is not None), None)
 
     def cut(self, first: int, number: int, before: Step, limit: float, failed: dict) -> list[Part] | None:
-        """Units `first` and on as so many subnetworks, the earlier as long as they can be, behind what came before."""
+        """Units from `first` on as this many subnetworks, the earlier as long as possible, after those before them."""
         if number == 0:
             return [] if first == self.count else None
         dead_ends = failed.setdefault((first, number), [])
@@ -138,7 +138,7 @@ class Fitting(Trials):
         return None
 
     def runs_from(self, first: int, limit: float) -> Iterator[range]:
-        """Runs with an auxiliary network that start at a unit, shortest first, until even their units do not fit."""
+        """Runs that start at a unit and have an auxiliary network, shortest first, until the units alone do not fit."""
         for stop in range(first + 1, self.count):
             run = range(first, stop)
             yield run
@@ -146,7 +146,7 @@ class Fitting(Trials):
                 return
 
     def smallest_parts(self, layerwise: bool) -> list[Part]:
-        """The partition that takes the fewest bytes of all, auxiliary networks exchanged while that helps."""
+        """The partition that takes the fewest bytes of all; auxiliary networks are exchanged while that helps."""
         limit, parts = float("inf"), []
         while (smaller := self.fewest(limit, layerwise)) is not None:
             parts, limit = smaller, self.predicted(smaller) - 1
@@ -159,13 +159,13 @@ class Fitting(Trials):
 
     def deepened(self, parts: list[Part], limit: float) -> list[Part]:
         """These parts with auxiliary networks made deeper, then larger, one after the other, while the step stays
-        within limit."""
+        within the limit."""
         for place in range(len(parts) - 1):
             parts = self.deepest(parts, place, limit)
         return parts
 
     def deepest(self, parts: list[Part], place: int, limit: float) -> list[Part]:
-        """The same at one place."""
+        """The same for one of the parts."""
 
         def fits(layers: list[Layer]) -> bool:
             return self.predicted(self.exchanged(parts, place, layers)) <= limit
@@ -181,14 +181,15 @@ class Fitting(Trials):
         return self.exchanged(parts, place, level[number])
 
     def exchanged(self, parts: list[Part], place: int, layers: list[Layer]) -> list[Part]:
-        """The parts with another auxiliary network at one place."""
+        """The parts with another auxiliary network for one of them."""
         return [*parts[:place], self.part(parts[place].units, layers), *parts[place + 1 :]]
 
     def choices(self, run: range) -> list[Part]:
-        """A run with auxiliary networks of one layer that are worth trying, about the cheapest first, or with the head.
+        """A run with each auxiliary network of one layer that is worth trying, roughly cheapest first, or with the
+        head.
 
-        None of them takes as much as another in every respect: one may hold fewer parameters where another needs less
-        while it runs.
+        None of them is worse than another in every respect: one may hold fewer parameters where another needs less
+        memory while it runs.
         """
         if run not in self._choices:
             chains = [None] if run.stop == self.count else self.search_bytes.by_depth(run.stop - 1)[0][:TRIES_PER_DEPTH]
@@ -212,7 +213,7 @@ class Fitting(Trials):
         return self.base + step.peak
 
     def profile(self, part: Part) -> Profile:
-        """What a subnetwork takes, from its training on two time steps: from the second on each step is the same."""
+        """What a subnetwork takes, measured over two time steps: from the second one on all steps are the same."""
         key = (part.units, part.auxiliary)
         if key not in self._profiles:
             self._profiles[key] = self.profiled(part)
@@ -230,7 +231,7 @@ class Fitting(Trials):
         until_units_end: list[int] = []
 
         def note_end(tracker: Tracker) -> None:
-            """A longer run needs at least what these units do before there are gradients and auxiliary states."""
+            """A longer run needs at least what these units need before there are gradients and auxiliary states."""
             if not until_units_end and tracker.place.unit in behind_units:
                 until_units_end.append(tracker.peak - start)
 
@@ -246,9 +247,9 @@ class Fitting(Trials):
             finish, left = tracker.peak - start, tracker.current - start
         is_last = part.auxiliary is None
         auxiliary = 0 if is_last else during_step([subnetwork.classifier], rule.optimizers)
-        taken = small_tensor(x).nbytes if part.units.start else 0  # the network's own input is there anyway
+        taken = small_tensor(x).nbytes if part.units.start else 0  # the network's own input is alive anyway
         units = until_units_end[0] + taken
-        if self.order == "subnetwork":  # it runs alone, and the maps before and behind it wait for it
+        if self.order == "subnetwork":  # it runs alone; inputs not yet read and outputs made so far wait
             waiting = [taken * (self.T - t) + output * t for t in range(self.T + 1)]
             steps = [peaks[min(t, 1)] + waiting[t] for t in range(self.T)]
             return Profile(auxiliary, units, max(*steps, finish + waiting[-1]), stays=left, left=left)
@@ -257,7 +258,7 @@ class Fitting(Trials):
         return Profile(auxiliary, units, peaks[0] + taken, later, finish, between_steps, left, at_end)
 
     def make_boundaries(self) -> list[Kept]:
-        """What a subnetwork that starts at each unit is given, in the form it is kept in."""
+        """For each unit, the input of a subnetwork that starts there, in the form it is kept in."""
         x = self.frame
         boundaries: list[Kept] = [x]
         memory = self.network.memory
@@ -265,11 +266,11 @@ class Fitting(Trials):
             for unit in list(self.fake.model)[:-2]:
                 x = unit(x)
                 boundaries.append(keep(x) if memory == "lean" else x)
-        torch.clear_autocast_cache()  # its weights in low precision would be missing from what is measured next
+        torch.clear_autocast_cache()  # else the next measurement would miss its cached low-precision weights
         return boundaries
 
     def rule(self, plan: Plan) -> Trainable:
-        """A rule that trains these parts, its optimizers with their state."""
+        """A rule that trains these parts, whose optimizers already have their state."""
         rule = super().rule(plan)
         for optimizer in rule.optimizers:
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
@@ -280,7 +281,7 @@ class Fitting(Trials):
 
 
 class _SearchBytes(Search):
-    """The search for auxiliary networks where a layer costs the bytes it will about take, parameters included."""
+    """The search for auxiliary networks where a layer's cost is about the bytes it will take, with its parameters."""
 
     def __init__(self, network: Network, variant: Variant, per_element: float, per_parameter: float) -> None:
         super().__init__(network.units, network.shapes, network.memory, variant)
@@ -299,7 +300,7 @@ class _SearchBytes(Search):
         return self._bytes[key]
 
     def by_depth(self, last: int) -> list[list[list[Layer]]]:
-        """The auxiliary networks behind unit `last` by number of layers, cheapest first, one of each cost."""
+        """The auxiliary networks after unit `last` by number of layers, cheapest first, one of each cost."""
         if last not in self._levels:
             levels: list[list[list[Layer]]] = []
             choices: dict = {last: {0.0: ()}}
@@ -310,7 +311,7 @@ class _SearchBytes(Search):
         return self._levels[last]
 
     def layers(self, last: int, path: Iterable[int]) -> list[Layer]:
-        """Units by number as layers behind unit `last`."""
+        """Units, given by number, as auxiliary layers after unit `last`."""
         layers, shape = [], self.shapes[last]
         for index in path:
             layers.append(fitted(self.units[index], index, self.shapes[index], shape))
@@ -319,8 +320,8 @@ class _SearchBytes(Search):
 
 
 def last_true(items: Sequence[Any], test: Callable[[Any], bool]) -> int:
-    """The place of the last item that passes, found by halving: the first ones pass and the others do not."""
-    low, high = 0, len(items)  # the first is taken to pass
+    """The index of the last item that passes, by bisection: the first items pass and the others do not."""
+    low, high = 0, len(items)  # the first is assumed to pass
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if test(items[middle]) else (low, middle)
@@ -328,19 +329,19 @@ def last_true(items: Sequence[Any], test: Callable[[Any], bool]) -> int:
 
 
 def held(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """What modules hold between training steps: parameters, buffers and the optimizers' state of them."""
+    """Bytes that modules hold between training steps: parameters, buffers and their optimizer state."""
     tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
     return [*tensors, *states(tensors, optimizers)]
 
 
 def during_step(modules: Sequence[nn.Module], optimizers: Iterable[Optimizer]) -> int:
-    """Bytes that modules hold throughout a training step: the same, and buffers twice, as a step that fails puts the
-    old ones back."""
+    """Bytes that modules hold throughout a training step: the same, but buffers twice, because a step that fails
+    restores the old ones."""
     return size(held(modules, optimizers)) + size(b for module in modules for b in module.buffers())
 
 
 def states(parameters: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """What optimizers hold for parameters."""
+    """Bytes that optimizers hold for parameters."""
     entries = [o.state.get(p, {}) for o in optimizers for p in parameters]
     return [t for entry in entries for t in entry.values() if isinstance(t, Tensor)]
 

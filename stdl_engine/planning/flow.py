@@ -1,4 +1,4 @@
-"""A subnetwork as the row of its pieces, with what each one reads and how often it is read."""
+"""A subnetwork as a sequence of pieces, with the maps that each one reads and how often each map is read."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ class Flow:
             if number == self.boundary:
                 output = keep(y.detach()) if self.lean else y.detach()
             maps.append(Carried(y, self.readers[number]))
-            del y  # from here on it is held only as long as a stage has to read it
+            del y  # from here on a map is held only while a stage still has to read it
         return output, maps[-1].dense()

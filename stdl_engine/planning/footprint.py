@@ -1,9 +1,9 @@
-"""What a part of a network keeps in memory during a training step, in elements a sample, counted without running it.
+"""What a part of a network keeps in memory during a training step, in elements per sample, without running it.
 
-The paper's count ("paper"): three maps a neuron layer (the conv output kept for batch norm, the membrane, the
-spikes), one a shortcut conv, one a pool. As every neuron layer follows one conv, that is one map for each conv or
-pool and two for each neuron layer, so a user's own block is counted by what it is made of. "lean" is the same network
-with spikes as bits: 1 + 1/32 maps a neuron layer. Neurons that keep more than LIF say so (`extra_maps`).
+The paper's count ("paper") is three maps per neuron layer (the conv output kept for batch norm, the membrane, the
+spikes), one per shortcut conv and one per pool. Every neuron layer follows one conv, so that is one map for each conv
+or pool and two for each neuron layer, and a user's own block can be counted by what it is made of. "lean" is the same
+network with spikes as bits: 1 + 1/32 maps per neuron layer. Neurons that keep more than LIF say so (`extra_maps`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAPS_PER_LAYER = 1.0
 
 
 def footprint(module: nn.Module, in_shape: tuple[int, ...], memory: str = "paper") -> tuple[float, tuple[int, ...]]:
-    """Elements a sample that `module` (on the meta device) keeps for its backward, and the shape of its output."""
+    """Elements per sample that `module` (on the meta device) keeps for backward, and the shape of its output."""
 
     def maps(layer: nn.Module) -> float:
         return MAPS_PER_NEURON[memory] + layer.extra_maps if isinstance(layer, Neuron) else MAPS_PER_LAYER
@@ -30,7 +30,7 @@ def footprint(module: nn.Module, in_shape: tuple[int, ...], memory: str = "paper
 
 
 def state_sizes(module: nn.Module, in_shape: tuple[int, ...]) -> list[int]:
-    """Elements a sample of the state of each neuron layer of `module` (on the meta device)."""
+    """Elements per sample of the state of each neuron layer of `module` (on the meta device)."""
     sizes, _ = _sizes(module, in_shape, Neuron)
     return [size * len(neuron.state_names) for neuron, size in sizes if isinstance(neuron, Neuron)]
 
@@ -38,7 +38,7 @@ def state_sizes(module: nn.Module, in_shape: tuple[int, ...]) -> list[int]:
 def _sizes(
     module: nn.Module, in_shape: tuple[int, ...], kinds: type | UnionType
 ) -> tuple[list[tuple[nn.Module, int]], tuple[int, ...]]:
-    """Layers of some kinds with the elements a sample of their outputs, and the shape of the last one."""
+    """Layers of some kinds with the elements per sample of their outputs, and the shape of the last output."""
     sizes: list[tuple[nn.Module, int]] = []
     counted = [m for m in module.modules() if isinstance(m, kinds)]
     handles = [m.register_forward_hook(lambda m, _, output: sizes.append((m, output[0].numel()))) for m in counted]

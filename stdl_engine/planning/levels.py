@@ -1,10 +1,10 @@
-"""Which pieces run again in backward: of all choices whose training step fits a budget, one that costs least time.
+"""Which pieces run again in backward: among the choices whose training step fits a budget, one of least cost in time.
 
 The step is traced on fake tensors, once for each level with every stage at that level. A trace says what each stage
 adds to what is kept for backward, and how far memory rises above that while the stage runs. What a mixture of levels
 takes follows by addition, so the cheapest mixture that fits is found stage by stage, weighing what is saved so far
-against what it costs. The step of the mixture is then measured, and should it exceed the budget the search is done
-again with that much less.
+against what it costs. The step of that mixture is then measured. Should it exceed the budget, the search is repeated
+with a budget that is smaller by the excess.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def recompute_within(
     binary: bool,
     choose: bool,
 ) -> Plan:
-    """A plan whose training step peaks at no more than `budget` bytes, under the autocast in force: the one given if it
-    does, else with those pieces run again that cost least, if they may be chosen. `trial` makes the rule that is
-    measured. With `binary` the plan speaks of GiB, else of GB."""
+    """A plan whose training step peaks at no more than `budget` bytes, under the autocast in force: the given plan if
+    it fits, otherwise, where recomputation may be chosen, the plan with the pieces run again that cost least. `trial`
+    makes the rule that is measured. With `binary` the plan is printed in GiB, otherwise in GB."""
     with unset_fake_temporarily(), faking():
         levels = Levels(network, plan, trial, sample, T, sequence=sequence, binary=binary)
         return levels.within(budget) if choose else levels.checked(budget)
@@ -49,7 +49,7 @@ def recompute_within(
 @dataclass(frozen=True)
 class StageBytes:
     """What one stage takes, with all stages at one level: what it keeps for backward, and the most that is alive while
-    it runs, forward or back."""
+    it runs, forward or backward."""
 
     kept: int
     peak: int
@@ -66,7 +66,7 @@ class Mixture:
 
 
 class Levels(Trials):
-    """The choice for one plan of a rule, a batch and a number of time steps. To be made inside `faking()`."""
+    """The choice for one plan of a rule, one batch and one number of time steps. To be made inside `faking()`."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Levels(Trials):
         return self.first_within(budget, cheapest, lambda: self.with_levels(self.everything(self.deepest)), trouble)
 
     def cheapest(self, limit: int) -> Recompute | None:
-        """The choice that costs least by addition, with backward in one segment of time or in several."""
+        """The choice that costs least, by addition, with backward in one segment of time or in several."""
         found = [self.mixture(limit, None, range(self.deepest + 1))]
         segment = self.network.segment_for(self.T)
         if self.deepest == 2 and segment < self.T:
@@ -142,7 +142,7 @@ class Levels(Trials):
                     for mixture in mixtures
                     for level, stage in stages.items()
                     if base[least] - mixture.saved + stage.peak - base[level] <= limit
-                    and (level or any(mixture.levels) or name != names[-1])  # else it were no mixture at all
+                    and (level or any(mixture.levels) or name != names[-1])  # otherwise it would not be a mixture
                 )
                 for level, stage in stages.items():
                     held[level] += stage.kept
@@ -153,15 +153,15 @@ class Levels(Trials):
         return Recompute(chosen, segment=segment)
 
     def everything(self, level: int) -> Recompute:
-        """Every stage at one level. At level 0 each subnetwork's classifier runs again all the same, which is nothing
-        much, so that stages run as they do in mixtures."""
+        """Every stage at one level. At level 0 each subnetwork's classifier, which costs little, still runs again, so
+        that stages run as they do in mixtures."""
         lasts = dict(self.work.stages.keys())
         levels = {key: max(level, int(lasts[key[0]] == key[1])) for key in self.work.stages}
         return Recompute(levels, segment=self.network.segment_for(self.T) if level == 2 else None)
 
     def trace(self, level: int, segment: int | None) -> tuple[dict[int, int], dict[StageKey, StageBytes]]:
-        """With every stage at one level: by subnetwork what is alive before its last time step runs (all of them,
-        through time), and by stage what it takes."""
+        """With every stage at one level: for each subnetwork what is alive before its last time step runs (through
+        time, before all of them), and for each stage what it takes."""
         if (level, segment) not in self._traces:
             rule = self.rule(self.with_levels(replace(self.everything(level), segment=segment)))
             events = traced_step(rule, self.x, self.y, self.T)
@@ -173,7 +173,7 @@ class Levels(Trials):
 
 
 def _by_stage(events: Sequence[Event], step: int | None) -> tuple[dict[int, int], dict[StageKey, StageBytes]]:
-    """Of one time step, or of all: bytes alive before each subnetwork's stages, and what each stage takes."""
+    """For one time step, or for all: bytes alive before each subnetwork's stages, and what each stage takes."""
     base: dict[int, int] = {}
     kept: dict[StageKey, int] = defaultdict(int)
     peak: dict[StageKey, int] = defaultdict(int)
@@ -191,7 +191,7 @@ def _by_stage(events: Sequence[Event], step: int | None) -> tuple[dict[int, int]
 
 
 def _undominated(mixtures: Iterable[Mixture]) -> list[Mixture]:
-    """Those to which no other is better in both respects."""
+    """Those that no other beats in both respects."""
     found: list[Mixture] = []
     for mixture in sorted(mixtures, key=lambda m: (m.cost, -m.saved)):
         if not found or mixture.saved > found[-1].saved:

@@ -1,4 +1,4 @@
-"""A model as the planner sees it: its units with the shape each one gives and its footprint, without running it."""
+"""A model as the planner sees it: its units, the output shape and the footprint of each, without running it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from .footprint import footprint, state_sizes
 
 
 class Network:
-    """A model as the planner sees it: its units with the shape each one gives and its footprint, without running
-    anything.
-    """
+    """A model as the planner sees it: its units, and the output shape and footprint of each, on the meta device."""
 
     units: list[Unit]
     head: Head
@@ -30,7 +28,7 @@ class Network:
         for place, unit in enumerate(self.units):
             try:
                 cost, shape = footprint(unit, shape, memory)
-            except RuntimeError as error:  # what PyTorch says of a map that a layer cannot take
+            except RuntimeError as error:  # what PyTorch says about a map that a layer cannot take
                 size, reason = " × ".join(map(str, shape)), str(error).splitlines()[0]
                 raise ValueError(
                     f"unit {place} of the network ({label_of(unit)}) cannot take a map of {size} ({reason}): use "
@@ -60,8 +58,8 @@ class Network:
     def segment_for(self, T: int) -> int:
         """How many of T time steps backward through time should take together where pieces run again.
 
-        A time step takes about four maps of the largest layer. Before each segment but the first one the states of all
-        layers are kept, and their gradients go from one segment to another.
+        A time step takes about four maps of the largest layer. Before every segment but the first the states of all
+        layers are kept, and their gradients are passed from one segment to another.
         """
         shapes = [self.in_shape, *self.shapes]
         states = [size for unit, shape in zip(self.units, shapes, strict=False) for size in state_sizes(unit, shape)]
@@ -81,7 +79,7 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Sequential) or len(model) < 2:
         raise TypeError(
             f"the model is a {type(model).__name__}: it must be an nn.Sequential of units ending in a Head, "
-            "which stdl_engine.convert.units_from makes of many other models."
+            "which stdl_engine.convert.units_from makes from many other models."
         )
     if not isinstance(model[-1], Head):
         raise TypeError(

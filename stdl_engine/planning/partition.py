@@ -31,10 +31,10 @@ def partition(footprints: Sequence[float], budget: float, labels: Sequence[str] 
 
 
 def partition_by(count: int, fits: Callable[[range], bool]) -> list[range]:
-    """The same greedy walk where whether a run fits is not a sum: each run is as long as `fits` allows.
+    """The same greedy walk where a sum does not decide whether a run fits: each run is as long as `fits` allows.
 
-    The rest of the network is tried first, as the last run may fit whole (it needs no auxiliary network) where a
-    shorter one does not. Raises LookupError with the index of the first unit that fits in no run.
+    The whole rest of the network is tried first, because the last run, which needs no auxiliary network, may fit where
+    a shorter one does not. Raises LookupError with the index of the first unit that fits in no run.
     """
     runs, first = [], 0
     while first < count:
@@ -52,7 +52,7 @@ def partition_by(count: int, fits: Callable[[range], bool]) -> list[range]:
 
 
 def smallest_budget(count: int, needed: Callable[[range], float]) -> float:
-    """The smallest budget that `partition_by` gets through with, where a run fits if it needs no more than that."""
+    """The smallest budget with which `partition_by` succeeds, where a run fits if it needs no more than the budget."""
     for budget in sorted({needed(range(first, stop)) for stop in range(1, count + 1) for first in range(stop)}):
         with contextlib.suppress(LookupError):
             partition_by(count, lambda run, budget=budget: needed(run) <= budget)  # type: ignore[misc]  # mypy infers no defaults

@@ -49,14 +49,14 @@ class Recompute:
     segment: int | None = None
 
     def level(self, subnetwork: int, name: str) -> int:
-        """Of one stage. A unit that runs as a whole, as it does where a hook waits for it, takes that of its pieces."""
+        """The level of one stage. A unit that a hook makes run as a whole takes the level of its pieces."""
         if not self.levels or (subnetwork, name) in self.levels:
             return self.levels.get((subnetwork, name), self.default)
         pieces = (level for (part, own), level in self.levels.items() if part == subnetwork and _is_piece(own, name))
         return max(pieces, default=self.default)
 
     def unknown(self, stages: Iterable[StageKey]) -> list[StageKey]:
-        """What is named and not among the stages, nor a piece of one."""
+        """Names that are neither a stage nor a piece of one."""
         stages = set(stages)
         return [
             (number, name) for number, name in self.levels
@@ -87,7 +87,7 @@ def _is_piece(name: str, unit: str) -> bool:
 
 @dataclass(frozen=True)
 class Plan:
-    """The parts of a network in order, with footprints in elements a sample."""
+    """The parts of a network in order, with footprints in elements per sample."""
 
     parts: tuple[Part, ...]
     total: float
@@ -100,19 +100,19 @@ class Plan:
     """How many time steps of a subnetwork run together."""
     notes: tuple[str, ...] = field(default=())
     byte_shares: tuple[float, ...] = ()
-    """Where the budget is in bytes: what each subnetwork takes of it at most, everything alive counted."""
+    """If the budget is in bytes: the peak while each subnetwork runs, counting everything that is alive."""
 
     def __str__(self) -> str:
         return self.table()
 
     def table(self, columns: int | None = None) -> str:
-        """The plan for people, one line a subnetwork; for so many columns long names go on in further lines."""
+        """The plan for people, one line per subnetwork; names too long for this many columns take several lines."""
         rows: list[tuple[str, ...]] = [("", "subnetwork", "auxiliary network", "footprint", "of budget")]
         for number, part in enumerate(self.parts, 1):
             names = ("-".join(part.names), "-".join(part.auxiliary_names) or "-")
             rows.append((str(number), *names, f"{part.footprint:,.0f}", self._of_budget(number - 1)))
         budget = f", budget {self.budget:,.0f} ({self.budget / self.total:.1%})" if self.budget else ""
-        remarks = [f"whole network {self.total:,.0f}{budget}; footprints in elements a sample, {self.memory} memory"]
+        remarks = [f"whole network {self.total:,.0f}{budget}; footprints in elements per sample, {self.memory} memory"]
         together = f"{self.chunk} time steps run together" if self.chunk > 1 else ""
         remarks += [*filter(None, [str(self.recompute), together]), *self.notes]
         if columns is not None:
@@ -130,13 +130,13 @@ class Plan:
         return f"{self.parts[place].footprint / self.budget:.1%}" if self.budget else "-"
 
     def recomputing(self, levels: Mapping[StageKey, int] | None = None, segment: int | None = None) -> Plan:
-        """The plan with other levels, or another segment, than it has."""
+        """The plan with other levels or another segment."""
         changes = {"segment": segment} if levels is None else {"levels": levels, "segment": segment}
         return replace(self, recompute=replace(self.recompute, **changes))
 
 
 def _folded(rows: list[tuple[str, ...]], columns: int) -> list[tuple[str, ...]]:
-    """The rows with the names of units, which stand second and third, over as many lines as they need."""
+    """The rows with the names of units, in columns two and three, broken over as many lines as they need."""
     others = sum(max(len(row[column]) for row in rows) for column in (0, 3, 4)) + 8  # two blanks between columns
     folded: list[tuple[str, ...]] = []
     names = fold_names([(row[1], row[2]) for row in rows], columns - others)
@@ -149,14 +149,14 @@ def _folded(rows: list[tuple[str, ...]], columns: int) -> list[tuple[str, ...]]:
 
 def fold_names(pairs: Sequence[tuple[str, str]], columns: int) -> list[tuple[list[str], list[str]]]:
     """Names of units joined by hyphens, and those of auxiliary networks, as lines that side by side take no more than
-    so many columns."""
+    this many columns."""
     first, second = (max(map(len, names)) for names in zip(*pairs, strict=True))
     first = min(first, max(columns // 2, columns - second))
     return [(_lines(left, first), _lines(right, columns - first)) for left, right in pairs]
 
 
 def _lines(names: str, width: int) -> list[str]:
-    """The names in lines; all but the last end in a hyphen."""
+    """The names as lines; all but the last end in a hyphen."""
     lines = [""]
     for name in re.findall(r"[^-]+-?|-", names):
         if lines[-1] and len(lines[-1]) + len(name) > width:
@@ -166,7 +166,7 @@ def _lines(names: str, width: int) -> list[str]:
 
 
 def plan_within(network: Network, budget: float, variant: Variant = VARIANTS["stdl"], layerwise: bool = False) -> Plan:
-    """Cut a network under a budget (elements a sample): Algorithm 1 with room for an auxiliary network, then the
+    """Cut a network under a budget (elements per sample): Algorithm 1 with room for an auxiliary network, then the
     deepest that fit.
 
     `layerwise` makes every unit a subnetwork, for the ablation of the partition.
@@ -196,7 +196,7 @@ def plan_within(network: Network, budget: float, variant: Variant = VARIANTS["st
 
 
 class BudgetError(ValueError):
-    """No partition meets the budget; `least` is the smallest that one does, in elements a sample."""
+    """No partition meets the budget; `least` is the smallest budget that one meets, in elements per sample."""
 
     def __init__(self, network: Network, index: int, budget: float, least: float) -> None:
         self.least = least
@@ -210,7 +210,7 @@ class BudgetError(ValueError):
 
 
 def plan_with_linear_heads(network: Network, runs: Sequence[range]) -> Plan:
-    """Given runs of units, each but the last learning from a linear classifier of its own."""
+    """A plan of given runs of units, where each run but the last learns from its own linear classifier."""
     search = Search(network.units, network.shapes, network.memory, VARIANTS["linear"])
     last = len(network.units)
     parts = [make_part(network, search, run, None if run.stop == last else []) for run in runs]
@@ -220,7 +220,7 @@ def plan_with_linear_heads(network: Network, runs: Sequence[range]) -> Plan:
 def plan_of_layers(
     network: Network, rows: Sequence[tuple[range, Sequence[int] | None]], variant: Variant = VARIANTS["stdl"]
 ) -> Plan:
-    """A plan written down by hand: for each run of units the numbers of the units its auxiliary network is made of."""
+    """A plan written by hand: for each run of units the numbers of the units that its auxiliary network is made of."""
     search = Search(network.units, network.shapes, network.memory, variant)
     parts = []
     for run, indices in rows:

@@ -29,11 +29,11 @@ from .subnetworks import Subnetwork
 from .work import Work
 
 PARTS = ("parameters", "optimizer", "gradients", "states", "saved", "transient")
-"""What a peak is made of; "saved" is what autograd holds for backward, "transient" all that has no other name."""
+"""What a peak is made of; "saved" is what autograd holds for backward, "transient" is everything else."""
 
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
-"""Makes an optimizer of parameters, as `functools.partial(torch.optim.SGD, lr=0.1)` does."""
+"""Makes an optimizer from parameters, as `functools.partial(torch.optim.SGD, lr=0.1)` does."""
 
 
 class Trainable(Protocol):
@@ -62,8 +62,8 @@ class Prediction:
     """Peak memory of a training step.
 
     Attributes:
-        peak_bytes: the most bytes alive at once, parameters, optimizer and input included.
-        parts: the same bytes by what they are, one entry for each of `PARTS`.
+        peak_bytes: the most bytes alive at once, with parameters, optimizer and input.
+        parts: the same bytes by kind, one entry for each of `PARTS`.
         place: where in the step the peak is.
         subnetworks: for each one the names of its units and auxiliary layers and the peak while it runs.
         recompute: the pieces that run again in backward, by subnetwork and name.
@@ -115,14 +115,13 @@ def fake_rule(
     x = fake_like(sample) if isinstance(sample, Tensor) else torch.empty(sample, dtype=dtype_of(model))
     y = torch.empty(len(x), dtype=torch.int64)
     trained = rule(fake_copy(model), optimizer, x, sequence=sequence, **options)
-    trained.scalers = []  # they ask whether a gradient has overflowed, and fake ones have no numbers
+    trained.scalers = []  # a scaler asks whether a gradient has overflowed, and fake gradients have no values
     return trained, torch.empty(T, *x.shape, dtype=x.dtype) if sequence else x, y
 
 
 def measure(rule: Trainable, x: Tensor, y: Tensor, T: int, *, autocast: torch.dtype | None = None) -> Prediction:
-    """Peak memory of `rule.step(x, y, T)` on these tensors, fake or real: two steps are run, a short one first so that
-    the optimizer has its state, and the peak of the second is counted. Without `autocast` the one in force, if any,
-    stays in force.
+    """Peak memory of `rule.step(x, y, T)` on these tensors, fake or real. Two steps run: first a short one, so that the
+    optimizer has its state, then the one whose peak is counted. Without `autocast` the context in force, if any, stays.
     """
     with _autocast(x.device.type, autocast):
         short_step(rule, x, y)
@@ -135,7 +134,7 @@ def short_step(rule: Trainable, x: Tensor, y: Tensor) -> None:
 
 
 def observed_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> tuple[Any, Prediction]:
-    """`rule.step(x, y, T)`, and the peak memory of it."""
+    """Run `rule.step(x, y, T)` and return its peak memory."""
     observed = Observed(rule, x, y)
     with observed.tracker:
         result = rule.step(x, y, T)
@@ -174,7 +173,7 @@ def traced_step(rule: Trainable, x: Tensor, y: Tensor, T: int) -> list[Event]:
 
 
 class Observed:
-    """A tracker on a rule's next step that also notes what the peak is made of and each subnetwork's own peak."""
+    """A tracker of a rule's next step that also notes what the peak is made of, and each subnetwork's own peak."""
 
     def __init__(self, rule: Trainable, *batch: Tensor) -> None:
         modules = list(rule.modules())
@@ -197,7 +196,7 @@ class Observed:
         self.parts = self.parts_now(tracker)
 
     def parts_now(self, tracker: Tracker) -> dict[str, int]:
-        """The bytes alive, by what they are."""
+        """The bytes alive, by kind."""
         alive = tracker.alive()
         now = {
             **self.fixed,
@@ -222,8 +221,8 @@ def faking() -> Iterator[None]:
 
 
 class _Faking(FakeTensorMode):
-    """Batch norm of low-precision maps with float32 weights keeps its statistics in float32; PyTorch's fake one does
-    not, this one does."""
+    """Batch norm of low-precision maps with float32 weights keeps its statistics in float32. PyTorch's fake kernel does
+    not; this one does."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result: Any = super().__torch_dispatch__(func, types, args, kwargs)
@@ -237,7 +236,7 @@ def fake_copy(model: Model) -> Model:
     """The model with every tensor replaced by one of the fake mode in force, and no states."""
     memo: dict[int, Any] = {id(b): fake_like(b) for b in model.buffers()}
     memo |= {id(p): nn.Parameter(fake_like(p), requires_grad=p.requires_grad) for p in model.parameters()}
-    with unset_fake_temporarily():  # states are no fake tensors
+    with unset_fake_temporarily():  # states would not be fake tensors
         for neuron in (m for m in model.modules() if isinstance(m, Neuron)):
             stateless = copy.copy(neuron)
             stateless.reset()
@@ -248,14 +247,14 @@ def fake_copy(model: Model) -> Model:
 
 
 def fake_like(t: Tensor) -> Tensor:
-    """A tensor on the CPU with the shape, dtype and memory order of another, which may be no fake one."""
+    """A tensor on the CPU with the shape, dtype and memory order of another, which may be a real one."""
     if is_dense(t):
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
     return torch.empty(t.shape, dtype=t.dtype)
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """What a model computes in."""
+    """The dtype that a model computes in."""
     return next(model.parameters()).dtype
 
 

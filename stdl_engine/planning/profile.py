@@ -1,7 +1,7 @@
-"""What one subnetwork takes, and from that the peak of a whole training step, by addition and to the byte.
+"""What one subnetwork takes, and the peak of a whole training step, which follows by addition, to the byte.
 
-Subnetworks run one after the other, so the peak is what some subnetwork needs at most beside what the others hold
-meanwhile.
+Subnetworks run one after the other, so the peak is the most that any subnetwork needs, together with what the others
+hold meanwhile.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import astuple, dataclass
 
 @dataclass(frozen=True)
 class Profile:
-    """Bytes that a subnetwork takes beside what a network holds anyway.
+    """Bytes that a subnetwork takes in addition to what the network holds anyway.
 
     Attributes:
         auxiliary: held throughout by its auxiliary network: parameters, buffers, optimizer state.
-        units: what its units alone need, so that no longer run needs less.
-        first: the most while its first time step runs, or all of them if it runs them one after the other.
+        units: what its units need without an auxiliary network; every longer run needs at least this much.
+        first: the most while its first time step runs, or all time steps if it runs them one after the other.
         later: the most while a later time step runs, beyond what it holds between time steps.
         finish: the most while its optimizer steps.
-        stays: held while the others run: its states and gradients, or what is left.
+        stays: held while the others run: its states and gradients, or `left` if it has finished.
         left: held after its optimizer has stepped: its loss.
         at_end: output of the network, held while optimizers step.
     """
@@ -46,7 +46,7 @@ class Step:
     left: int = 0
 
     def then(self, part: Profile) -> Step:
-        """The step with one more subnetwork behind those there are."""
+        """The step with one more subnetwork at the end."""
         return Step(
             auxiliary=self.auxiliary + part.auxiliary,
             first=max(self.first, self.stays + part.first),
@@ -57,7 +57,7 @@ class Step:
         )
 
     def takes_no_more_than(self, other: Step) -> bool:
-        """Whether it is as small as another in every respect, so that whatever follows both peaks no higher here."""
+        """Whether it is no larger than another in every respect, so that it peaks no higher, whatever follows."""
         return all(mine <= theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True))
 
     @property

@@ -1,4 +1,4 @@
-"""A training step from its first byte to its last, on fake tensors: what is born and dies where, and what it is."""
+"""A training step on fake tensors, allocation by allocation: what is allocated and freed, where, and of what kind."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .planner import MakeOptimizer, Observed, Trainable, fake_rule, faking, shor
 
 @dataclass(frozen=True)
 class Moment:
-    """A storage that was born or has died in a training step: where, its identity and bytes (negative if it died), and
-    what all bytes alive are at a birth, one number for each of `PARTS`."""
+    """A storage that was allocated or freed in a training step: where, its identity and bytes (negative if freed), and,
+    if allocated, all bytes then alive by kind, one number for each of `PARTS`."""
 
     place: Place
     storage: int
@@ -26,7 +26,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Recording:
-    """A training step from its first byte to its last: the plan, the storages alive before it, and what changed."""
+    """A whole training step: the plan, the storages alive before it, and every change."""
 
     plan: Plan
     held: dict[int, int]
@@ -38,7 +38,7 @@ def record(
     rule: Callable[..., Trainable], model: nn.Sequential, optimizer: MakeOptimizer,
     sample: Tensor | tuple[int, ...], T: int, *, sequence: bool = False, **options: Any,
 ) -> Recording:  # fmt: skip
-    """Every byte of the step that `predict` gives the peak of, with what it is; arguments are those of `predict`."""
+    """Every byte, by kind, of the step whose peak `predict` gives; the arguments are those of `predict`."""
     with faking():
         trained, x, y = fake_rule(rule, model, optimizer, sample, T, sequence=sequence, **options)
         short_step(trained, x, y)
@@ -46,7 +46,7 @@ def record(
 
         def note(tracker: Tracker) -> None:
             storage, size = tracker.changed
-            born = size >= 0  # what is dying must not be looked at, and its heirs are not known yet
+            born = size >= 0  # what is being freed must not be looked at, and what replaces it is not known yet
             parts = tuple(observed.parts_now(tracker).values()) if born else None
             moments.append(Moment(tracker.place, storage, size, parts))
 

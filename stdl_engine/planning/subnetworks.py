@@ -28,8 +28,8 @@ class Subnetwork(nn.Module):
 
 
 def build(network: Network, plan: Plan) -> list[Subnetwork]:
-    """The subnetworks of a plan. Units are the model's own; auxiliary networks are new, and like the model in device,
-    dtype and order of memory.
+    """The subnetworks of a plan. Units are the model's own. Auxiliary networks are new, with the model's device, dtype
+    and memory order.
     """
     model = network.model
     units: list[Any] = list(model)[:-1]
@@ -48,7 +48,7 @@ def build(network: Network, plan: Plan) -> list[Subnetwork]:
 
 
 def _make_alike(module: nn.Module, model: nn.Module) -> None:
-    """Give a new module the dtype of a model's parameters and their order of memory."""
+    """Give a new module the dtype and the memory order of a model's parameters."""
     dtype = next(model.parameters()).dtype
     is_channels_last = any(suggest_memory_format(p) is torch.channels_last for p in model.parameters() if p.dim() == 4)
     # Not module.to(...): it swaps the content of parameters, which fake tensors refuse.

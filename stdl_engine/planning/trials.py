@@ -1,4 +1,4 @@
-"""Plans tried before a run: the real training step of each on fake tensors, until one keeps to a number of bytes."""
+"""Plans tried before a run: the real training step of each on fake tensors, until one keeps to a budget in bytes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Trial = Callable[[Network, Plan], Trainable]
 
 
 class Trials:
-    """Training steps of one network on batches like `sample`, which has no numbers. To be made inside `faking()`.
+    """Training steps of one network on batches like `sample`, a fake tensor. To be made inside `faking()`.
 
-    With `sequence` the input is T different frames. With `binary` plans speak of GiB, else of GB.
+    With `sequence` the input is T different frames. With `binary` plans are printed in GiB, otherwise in GB.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Trials:
     def first_within(
         self, budget: int, propose: Callable[[int], Plan | None], smallest: Callable[[], Plan], trouble: str
     ) -> Plan:
-        """What `propose` says keeps to the budget, once it has been seen to.
+        """The plan that `propose` says keeps to the budget, once a measurement has confirmed it.
 
-        Proposals come from arithmetic. Where the step takes more than was added up, the next is asked for with that
-        much less. When there are no more, the smallest plan of all is tried; if that is too large as well, OverBudget
-        says so after the words of `trouble`.
+        Proposals come from arithmetic. If the measured step takes more than that, the next proposal is asked for with a
+        budget that is smaller by the difference. When there are no more, the smallest plan of all is tried; if that is
+        too large as well, OverBudget is raised, and its message begins with `trouble`.
         """
         limit, tried = budget, None
         while (plan := propose(limit)) is not None:

@@ -15,19 +15,19 @@ from .plan import Recompute, StageKey
 from .subnetworks import Subnetwork
 
 FORWARD, BACKWARD = 1, 2
-"""Gradients of a layer, of its input and of its weight, take as much as two runs forward."""
+"""The gradients of a layer's input and of its weight take as much as two forward passes."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Multiply-adds of one sample at one time step, forward: of every stage, and of the plain network as a whole."""
+    """Multiply-adds of the forward pass of one sample and time step: of every stage, and of the whole plain network."""
 
     stages: dict[StageKey, int]
     network: int
 
     @classmethod
     def of(cls, subnetworks: Iterable[Subnetwork], flow: Callable[[Subnetwork], Flow], frame: Tensor) -> Work:
-        """Of subnetworks that hold fake tensors or shapes alone, on a frame of the same kind."""
+        """Count for subnetworks on fake or meta tensors, given a frame of the same kind."""
         subnetworks = list(subnetworks)
         counts = _multiply_adds(subnetworks, frame)
         stages, network = {}, 0
@@ -41,17 +41,17 @@ class Work:
         return cls(stages, network)
 
     def again(self, recompute: Recompute) -> int:
-        """What running stages again takes."""
+        """Multiply-adds of running stages again."""
         return sum(recompute.level(*key) * work for key, work in self.stages.items())
 
     def relative(self, recompute: Recompute) -> float:
-        """What a training step takes, relative to BPTT that recomputes nothing; every time step takes the same."""
+        """Work of a training step relative to BPTT that recomputes nothing; it is the same for every time step."""
         once = FORWARD + BACKWARD
         return (once * sum(self.stages.values()) + self.again(recompute)) / (once * self.network)
 
 
 def _multiply_adds(subnetworks: Iterable[Subnetwork], x: Tensor) -> dict[nn.Module, int]:
-    """Of each convolution and linear layer, by running the subnetworks once."""
+    """Multiply-adds of each convolution and linear layer, found by running the subnetworks once."""
     counts: dict[nn.Module, int] = {}
 
     def count(layer: Any, _: Any, output: Tensor) -> None:

@@ -20,7 +20,7 @@ RULES: dict[str, type[Rule]] = {
     "stdl": STDL,
 }
 CHOICES: dict[str, Callable[..., Rule]] = {**RULES, "auto": auto}
-"""What can be asked for by name: a rule, or that the most exact one is chosen which fits a budget."""
+"""What can be asked for by name: a rule, or "auto" for the most exact one that fits a budget."""
 
 __all__ = [
     "BPTT", "CHOICES", "DECOLLE", "ELL", "RULES", "SLTT", "STDL", "EvenLocal", "Rule", "StepResult", "auto",

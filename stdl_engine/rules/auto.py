@@ -1,4 +1,4 @@
-"""The most exact training that fits a number of bytes, and what else there was to choose from."""
+"""The most exact way to train that fits a budget in bytes, and the alternatives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .sltt import SLTT
 from .stdl import STDL
 
 WAYS = ((BPTT, "none"), (BPTT, "all"), (BPTT, "twice"), (SLTT, "none"), (SLTT, "all"))
-"""Ways to train that need no budget, from the most exact one and, of equals, from the fastest."""
+"""Ways to train that need no budget: the most exact first, and of equally exact ones the fastest first."""
 
 
 def auto(
@@ -27,8 +27,8 @@ def auto(
     budget: float | str | Budget | None,
     **options: Any,
 ) -> Rule:
-    """The first of these whose training step keeps to a budget in bytes: BPTT; BPTT that runs pieces again; STDL in as
-    few subnetworks as will do, a single one being SLTT. Options are those of `Rule`.
+    """The first of these whose training step keeps to a budget in bytes: BPTT; BPTT that recomputes pieces; STDL with
+    as few subnetworks as will do, where a single one is SLTT. Options are those of `Rule`.
 
     Example:
         >>> rule = auto(model, optimizer, x, budget="2GiB", steps=4)
@@ -43,11 +43,11 @@ def auto(
 def candidates(
     model: nn.Sequential, optimizer: MakeOptimizer, sample: Tensor | tuple[int, ...], T: int, **options: Any
 ) -> Iterator[Prediction]:
-    """What else there is to choose, one after the other: what the training step takes of BPTT and SLTT as they are and
-    with every piece run again, and of STDL at half the footprint. Options are those of `predict`."""
+    """The alternatives, one after the other: predictions for BPTT and SLTT as they are and with every piece recomputed,
+    and for STDL at half the footprint. Options are those of `predict`."""
     for kind, recompute in WAYS:
         yield predict(kind, model, optimizer, sample, T, recompute=recompute, steps=T, **options)
-    with contextlib.suppress(ValueError):  # a network that cannot be cut so far
+    with contextlib.suppress(ValueError):  # the network cannot be cut this far
         yield predict(STDL, model, optimizer, sample, T, budget=0.5, **options)
 
 

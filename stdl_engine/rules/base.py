@@ -42,14 +42,14 @@ from .still import first_convolution, still_image
 MEMORY = ("lean", "paper")
 ORDERS = ("subnetwork", "time")
 RECOMPUTE = {"none": 0, "auto": 0, "all": 1, "twice": 2}
-"""How often pieces run again in backward, before a budget has its say."""
+"""How often pieces run again in backward, before a budget is considered."""
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""What autocast computes in, if there is any."""
+"""The dtype that autocast computes in; None is no autocast."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one training step gives: tensors on the model's device, cut from the graph.
+    """The result of one training step: tensors on the model's device, detached from the graph.
 
     Attributes:
         loss: of the last subnetwork, the network's own classifier.
@@ -63,58 +63,58 @@ class StepResult:
 
 
 class Exchange(Protocol):
-    """Gradients that other ranks have a part of. It sees to it that `Rule.update` is called for every subnetwork."""
+    """Combines the gradients of several ranks, and makes sure that `Rule.update` is called for every subnetwork."""
 
     def begin(self, subnetwork: Subnetwork) -> None:
-        """The gradients of a subnetwork are there."""
+        """Called when the gradients of a subnetwork are complete."""
 
     def end(self) -> None:
-        """Those of all subnetworks are there: returns when all optimizers have stepped."""
+        """Called when those of all subnetworks are complete; returns when all optimizers have stepped."""
 
     def forget(self) -> None:
-        """Give up what is on its way, after an error."""
+        """Give up pending exchanges after an error."""
 
 
 class Rule:
     """A way to train a model: `step` learns from one batch, `predict` runs the plain network.
 
     A rule borrows the model: between its calls every layer is in the mode it was in before, so that several rules and
-    loops of your own can take turns on one model.
+    your own loops can take turns on one model.
 
     Args:
         model: an `nn.Sequential` of units ending in a `Head`.
         optimizer: makes an optimizer from parameters, for example `functools.partial(torch.optim.SGD, lr=0.1,
             momentum=0.9)`; called once for each subnetwork.
-        sample: one batch of input without time, [B, ...]; only its shape and its order of memory are read.
+        sample: one batch of input without time, [B, ...]; only its shape, dtype, device and memory order are read.
         schedule: makes a learning-rate scheduler from an optimizer; `advance_schedule` steps all of them.
-        memory: "lean" keeps spikes as bits and one subnetwork alive at a time; "paper" is the plain form. Same
-            results to the last bit; on CPU with channels_last to rounding, as lean convolutions then add up from bits.
-        order: "subnetwork" or "time" runs subnetworks in the inner or the outer loop; the default is "subnetwork" for
-            lean, "time" for paper.
-        precision: "fp32"; or "bf16" or "fp16" for autocast, the latter with a gradient scaler for each subnetwork.
+        memory: "lean" keeps spikes as bits and one subnetwork alive at a time; "paper" is the plain form. Results are
+            the same to the last bit; on CPU with channels_last within rounding, as lean convolutions then read bits.
+        order: the outer loop, "subnetwork" or "time"; the default is "subnetwork" for lean and "time" for paper.
+        precision: "fp32"; or autocast in "bf16" or "fp16", the latter with a gradient scaler for each subnetwork.
         budget: bytes that a training step may take at its peak ("2GiB", 2e9). Batches for which it was not planned are
             refused.
         steps: time steps for which a budget in bytes is planned.
         recompute: which pieces of the network run again in backward instead of being kept: "none"; "all", once each;
-            "twice", through time, to hold one time step at a time; or "auto", as few as the budget asks for. Gradients
+            "twice", through time, to hold one time step at a time; or "auto", as few as the budget requires. Gradients
             are the same to the last bit.
         sequence: whether batches will be T different frames, [T, B, ...]; a budget in bytes counts them.
         chunk: how many time steps of a subnetwork run together, which is faster and takes more memory; "auto" is as
-            many as a budget in bytes lets, or without one as take at most a quarter more memory than one by one.
-            Gradients are the same to rounding.
-        plan: how the network is cut, what is recomputed and how many steps run together, where that is known already.
+            many as a budget in bytes allows, or without one as many as take at most a quarter more memory than one by
+            one. Gradients are the same within rounding.
+        plan: how the network is cut, what is recomputed and how many steps run together, if that is known already.
 
-    A subclass says how the network is cut (`cut`) and may say how a subnetwork learns from one time step (`learn`).
+    A subclass defines how the network is cut (`cut`) and may define how a subnetwork learns from one time step
+    (`learn`).
     """
 
     online = True
-    """Whether the past is a constant to the gradient."""
+    """Whether the gradient treats the past as a constant."""
     _losses: dict[Subnetwork, Any]
     _logits: Any
-    """Sums over the time steps of a batch so far; 0 before the first one."""
+    """Sums over the time steps of the batch so far; 0 before the first one."""
 
     exchange: Exchange | None = None
-    """What is done with the gradients of a subnetwork before its optimizer steps, where several ranks share a batch."""
+    """Combines the gradients of a subnetwork before its optimizer steps, where several ranks share a batch."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Rule:
         self.network = Network(model, tuple(sample.shape[1:]), memory)
         self.make_optimizer, self.batch_size = optimizer, len(sample)
         self.sample = torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype, device="meta")
-        with self.autocast("cpu"):  # where plans are made, whatever the device
+        with self.autocast("cpu"):  # plans are made on the CPU, whatever the device
             self.plan = self.with_chunk(self.make_plan()) if plan is None else plan
         if plan is not None and RECOMPUTE[recompute]:
             self.plan = replace(self.plan, recompute=self.recompute_all())
@@ -181,7 +181,7 @@ class Rule:
         self._guard = GuardedSteps()
 
     def trial(self, network: Network, plan: Plan) -> Self:
-        """The same way of training, on a copy of the network and cut by another plan: what the planner measures."""
+        """The same rule on a copy of the network that is cut by another plan: what the planner measures."""
         twin = copy.copy(self)
         twin.network, twin.model, twin.plan = network, network.model, plan
         twin._assemble()
@@ -193,7 +193,7 @@ class Rule:
         return self.trial(Network.sharing(self.network, fake_copy(self.model)), self.plan)
 
     def read_budget(self, budget: float | str | Budget | None) -> Budget | None:
-        """What a budget means to this rule."""
+        """The budget as this rule understands it."""
         if budget is None:
             return None
         budget = parse_budget(budget)
@@ -202,7 +202,7 @@ class Rule:
         return budget
 
     def cut(self) -> Plan:
-        """How the network is cut; the default is not at all."""
+        """How the network is cut; by default not at all."""
         return plan_of_layers(self.network, [(range(len(self.network.units)), None)])
 
     def make_plan(self) -> Plan:
@@ -233,14 +233,14 @@ class Rule:
         return self.memory == "lean" and (self.online or not plan.recompute.any)
 
     def recompute_all(self) -> Recompute:
-        """The same level for every stage, as it was asked for."""
+        """The level that was asked for, the same for every stage."""
         level = RECOMPUTE[self.recompute]
         through_time = level and not self.online
         segment = self.network.segment_for(self.steps) if through_time else None
         return Recompute(default=level if through_time else min(level, 1), segment=segment)
 
     def flow(self, subnetwork: Subnetwork) -> Flow:
-        """A subnetwork as the row of its pieces."""
+        """A subnetwork as a sequence of its pieces."""
         return Flow(subnetwork, lean=self.memory == "lean")
 
     def build_subnetworks(self) -> list[Subnetwork]:
@@ -273,8 +273,8 @@ class Rule:
     def train_on(
         self, subnetworks: Sequence[Subnetwork], frames: Iterable[Kept], y: Tensor, T: int, learn: Learn | None = None
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Some of the subnetworks, which follow each other, on what the first of them reads, chunk by chunk: their
-        losses, and the network's mean logits if its last one is among them. `learn` is called in place of the rule's
+        """Train some consecutive subnetworks on the input of the first of them, chunk by chunk. Returns their losses,
+        and the network's mean logits if its last subnetwork is among them. `learn` is called instead of the rule's
         own."""
         run = time_major if self.order == "time" else subnetwork_major
         with self.started(y, T, still=still_image(frames)), self.autocast():
@@ -340,9 +340,10 @@ class Rule:
                 self._still = None
 
     def _showing(self, image: Tensor | None, T: int) -> contextlib.AbstractContextManager[StillImage | None]:
-        """The context in which the network's input is convolved once, if it is the same at every time step and that
-        takes no more memory: not where other subnetworks run between its time steps, or stages of its own run again in
-        backward, as what a mixture of those takes is added up from stages that hold nothing between time steps."""
+        """The context in which the network's input is convolved once, if it is the same at every time step and this
+        takes no more memory. It would where other subnetworks run between the time steps of the first one. It is also
+        not done where stages of the first one run again in backward, because what a mixture of those takes is added up
+        from stages that hold nothing between time steps."""
         first, unit = self.subnetworks[0], self.model[0]
         is_free = not any(self._levels[first]) and (self.order == "subnetwork" or len(self.subnetworks) == 1)
         if image is None or T == 1 or self.memory != "lean" or first.units[0] is not unit or not is_free:
@@ -350,12 +351,12 @@ class Rule:
         return showing(image, first_convolution(unit))
 
     def autocast(self, device: str | None = None) -> contextlib.AbstractContextManager:
-        """The context that computes in this rule's precision, on its own kind of device or on another."""
+        """The context that computes in this rule's precision, on the model's kind of device or on another."""
         dtype = PRECISIONS[self.precision]
         return contextlib.nullcontext() if dtype is None else torch.autocast(device or self.device.type, dtype)
 
     def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
-        """One chunk of time of one subnetwork: forward, loss, and the gradient of it added to the others."""
+        """One chunk of time of one subnetwork: forward, loss, and backward, which adds to the gradients."""
         mark(step=t, subnetwork=self.subnetworks.index(subnetwork), phase="forward")
         levels = self._levels[subnetwork]
         if not any(levels):
@@ -369,7 +370,7 @@ class Rule:
         return output
 
     def forward(self, subnetwork: Subnetwork, x: Kept) -> tuple[Kept, Tensor]:
-        """Output of a subnetwork, cut from the graph and in its small form if lean, and its loss of this chunk."""
+        """Output of a subnetwork, detached and in its small form if lean, and its loss for this chunk."""
         with saving(self.memory):
             output, logits = self._flows[subnetwork].run(x)
         loss = self.loss(logits)
@@ -377,14 +378,14 @@ class Rule:
         return output, loss
 
     def loss(self, logits: Tensor) -> Tensor:
-        """The loss of one chunk of time, from the logits of one step after another."""
+        """The loss of one chunk of time, from the logits of its steps in order."""
         steps = len(logits) // len(self._labels)
         if steps == 1:
             return cross_entropy(logits, self._labels) / self._steps
         return cross_entropy(logits, self._labels.repeat(steps)) * (steps / self._steps)
 
     def note(self, subnetwork: Subnetwork, logits: Tensor, loss: Tensor | None = None) -> None:
-        """Add a chunk of time to what the training step gives."""
+        """Add a chunk of time to the result of the training step."""
         logits = logits.detach()
         loss = self.loss(logits) if loss is None else loss.detach()
         self._losses[subnetwork] = self._losses.get(subnetwork, 0) + loss
@@ -393,7 +394,7 @@ class Rule:
                 self._logits = self._logits + of_step
 
     def gradient(self, subnetwork: Subnetwork, logits: Tensor) -> Tensor:
-        """The gradient of the loss of one chunk, scaled if the precision asks for it."""
+        """The gradient of the loss of one chunk, scaled if the precision requires it."""
         logits = logits.detach().requires_grad_()
         with torch.enable_grad():
             self.backward(subnetwork, self.loss(logits))
@@ -401,7 +402,7 @@ class Rule:
         return logits.grad
 
     def backward(self, subnetwork: Subnetwork, loss: Tensor) -> None:
-        """Add the gradient of a loss to a subnetwork's parameters, scaled if its precision asks for it."""
+        """Add the gradient of a loss to a subnetwork's parameters, scaled if the precision requires it."""
         mark(phase="backward")
         if self.scalers:
             loss = self.scalers[self.subnetworks.index(subnetwork)].scale(loss)
@@ -423,16 +424,16 @@ class Rule:
         mark(subnetwork=index, unit=None, phase="optimizer")
         optimizer = self.optimizers[index]
         if self.scalers:
-            self.scalers[index].step(optimizer)  # not if a gradient has overflowed
+            self.scalers[index].step(optimizer)  # skips the step if a gradient has overflowed
             self.scalers[index].update()
         else:
             self._guard.step(optimizer, f"subnetwork {index + 1}", self.named_parameters(index))
         self._unfinished.remove(subnetwork)
         optimizer.zero_grad(set_to_none=True)
-        torch.clear_autocast_cache()  # in an autocast context that goes on, the old weights in low precision would too
+        torch.clear_autocast_cache()  # a surrounding autocast context would keep the old weights in low precision
 
     def named_parameters(self, index: int) -> dict[str, nn.Parameter]:
-        """The parameters that subnetwork `index` trains: the model's by their names there, then the auxiliary ones."""
+        """The parameters that subnetwork `index` trains: the model's, by their names there, then the auxiliary ones."""
         own = {id(p): name for name, p in self.model.named_parameters()}
         parameters = (pair for pair in self.subnetworks[index].named_parameters() if pair[1].requires_grad)
         return {own.get(id(p), name.replace("classifier", "auxiliary", 1)): p for name, p in parameters}
@@ -446,7 +447,7 @@ class Rule:
             return mean_logits(self.model, frames)
 
     def advance_schedule(self) -> None:
-        """Step the learning-rate schedule of every subnetwork, once an epoch or once a batch as it was made for."""
+        """Step the learning-rate schedules of all subnetworks: once per epoch or per batch, as they were made for."""
         for scheduler in self.schedulers:
             scheduler.step()
 
@@ -455,7 +456,7 @@ class Rule:
         return state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; the rule, the model and the partition must be the same, else nothing
+        """Restore what `state_dict` returned. The rule, the model and the partition must be the same; otherwise nothing
         changes.
         """
         restore(self, state)

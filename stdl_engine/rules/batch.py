@@ -1,4 +1,4 @@
-"""Reading a batch: its frames in time, and what is wrong with it in one sentence."""
+"""Reading a batch: its frames in time, and a sentence that says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_batch(x: Tensor, y: Tensor, batch_size: int, classes: int, modules: It
         raise ValueError(
             "batch norm cannot learn from a batch of one: pass two samples or more (drop_last=True in a DataLoader)."
         )
-    if not has_values(y) or y.device.type != "cpu":  # on a GPU the question would wait for it; the loss asks again
+    if not has_values(y) or y.device.type != "cpu":  # on a GPU this would wait for the device; the loss checks again
         return
     if not x.isfinite().all():
         raise ValueError("the input has values that are not finite numbers (NaN or infinite): replace them.")

@@ -12,7 +12,7 @@ from .through_time import ExactSteps
 
 
 class BPTT(Rule):
-    """The whole network at once; the gradient runs back through all layers and all time steps after the last one."""
+    """The whole network at once; after the last time step one backward pass goes through all layers and time steps."""
 
     online = False
     _frames: list[Kept]
@@ -20,7 +20,7 @@ class BPTT(Rule):
 
     def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
         mark(step=t, subnetwork=0, phase="forward")
-        if any(self._levels[subnetwork]):  # stages take all time steps together, when they are all there
+        if any(self._levels[subnetwork]):  # stages take all time steps together, once all are there
             self._frames = [*(self._frames if t else ()), x]
             return x
         output, loss = self.forward(subnetwork, x)

@@ -1,4 +1,4 @@
-"""What a rule cannot train, each in one sentence."""
+"""Refuses what a rule cannot train, in one sentence each."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_subnetworks(subnetworks: Sequence[Subnetwork]) -> None:
 
 
 def check_chunk(chunk: int | str, memory: str) -> None:
-    """Reject what is no number of time steps that may run together."""
+    """Reject anything that is not a number of time steps that may run together."""
     if chunk == "auto":
         return
     if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
@@ -63,7 +63,7 @@ def check_chunk(chunk: int | str, memory: str) -> None:
 
 
 def check_recompute(plan: Plan, flows: Sequence[Flow]) -> None:
-    """Reject a plan that runs pieces again which the network does not have, as one made for another network may."""
+    """Reject a plan that recomputes pieces that the network does not have, because it was made for another network."""
     stages = [(number, stage.name) for number, flow in enumerate(flows) for stage in flow.stages]
     unknown = plan.recompute.unknown(stages)
     if unknown:

@@ -1,4 +1,4 @@
-"""What an optimizer is about to apply must be numbers: spikes hide a NaN from every loss, weights do not."""
+"""Gradients must be finite before an optimizer applies them: spikes hide a NaN in a weight from every loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 
 class NotFinite(ArithmeticError):
-    """A gradient is no longer a number. `what` names it; the weights are as they were unless the message says so."""
+    """A gradient is no longer finite. `what` names it; the weights are unchanged unless the message says otherwise."""
 
     def __init__(self, what: str, then: str) -> None:
         super().__init__(f"{what} is not a finite number{then}: {REMEDY}")
@@ -23,8 +23,8 @@ class GuardedSteps:
     """Steps optimizers only where every gradient is a finite number.
 
     On CPU a bad gradient raises at once. On a GPU nothing waits for the device: an optimizer with `fused=True` skips a
-    bad step there, and the error is raised by the first call that finds its flag already on the host; any other
-    optimizer has applied the step by then, and the error says so.
+    bad step there, and the first call that finds the flag already on the host raises the error. Any other optimizer has
+    applied the step by then, and the error says so.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class GuardedSteps:
         return optimizer.step()
 
     def check(self) -> None:
-        """Raise for a bad step on a GPU that is known by now."""
+        """Raise for a bad step on a GPU, if its flag has arrived by now."""
         while self._flags and self._flags[0][1].query():
             bad, _, subnetwork, skipped = self._flags.pop(0)
             if bad.item():
@@ -54,7 +54,7 @@ class GuardedSteps:
     def _step_unseen(self, optimizer: Any, subnetwork: str, largest: Tensor) -> None:
         bad = (~largest.isfinite().all()).float()
         skips = bool(optimizer.defaults.get("fused"))
-        if skips:  # the interface by which a gradient scaler tells a fused optimizer what it found
+        if skips:  # the interface through which a gradient scaler tells a fused optimizer what it found
             optimizer.grad_scale, optimizer.found_inf = None, bad
         try:
             optimizer.step()
@@ -81,8 +81,8 @@ def _largest(gradients: list[Tensor]) -> Tensor:
 
 
 def _squares_are_finite(gradients: list[Tensor]) -> bool:
-    """Whether the sum of squares of each is a finite number, as then all its elements are. On CPU this is found in a
-    tenth of the time of the largest magnitude; large numbers have squares that are not, so a no says nothing yet."""
+    """Whether the sum of squares of each is finite, because then all its elements are. On CPU this takes a tenth of the
+    time of the largest magnitude. The square of a large number may overflow, so a "no" is not conclusive."""
     norms = torch.stack(torch._foreach_norm(gradients))
     return not has_values(norms) or bool(norms.isfinite().all())
 

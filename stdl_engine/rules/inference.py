@@ -1,4 +1,4 @@
-"""The plain network at work: no auxiliary networks, no gradients."""
+"""Prediction with the plain network: no auxiliary networks, no gradients."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from .still import first_convolution, still_image
 
 @torch.no_grad()
 def mean_logits(model: nn.Sequential, frames: list[Tensor], rates: Tensor | None = None) -> Tensor:
-    """What a model in evaluation mode says of a batch, the mean over its frames in time; the model is given back as it
-    was.
+    """The logits of a model in evaluation mode, averaged over the frames in time; the model is left as it was.
 
-    `rates`, one number for each unit, gain the mean output of each, which is its firing rate.
+    To `rates`, one number for each unit, the unit's mean output is added, which is its firing rate.
     """
     image = still_image(frames)
     shown = contextlib.nullcontext() if image is None else showing(image, first_convolution(model[0]))
@@ -33,7 +32,7 @@ def mean_logits(model: nn.Sequential, frames: list[Tensor], rates: Tensor | None
 
 
 def measured(units: Iterable[nn.Module], x: Tensor, rates: Tensor | None, weight: float) -> Tensor:
-    """The output of a row of units; `rates`, if there are any, gain the mean output of each, times that weight."""
+    """The output of a sequence of units; to `rates`, if given, each unit's mean output times `weight` is added."""
     for number, unit in enumerate(units):
         x = unit(x)
         if rates is not None:

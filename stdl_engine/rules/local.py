@@ -14,7 +14,7 @@ from .base import Rule
 
 
 class EvenLocal(Rule):
-    """K groups of about equally many units, each learning from a linear classifier of its own."""
+    """K groups of about equally many units, each of which learns from its own linear classifier."""
 
     def __init__(self, *args: Any, K: int, **options: Any) -> None:
         self.K = K
@@ -26,7 +26,7 @@ class EvenLocal(Rule):
             raise ValueError(f"K is {self.K!r}: this network has {count} units, so K must be 1 to {count}.")
         edges = [
             -(-group * count // self.K) for group in range(self.K + 1)
-        ]  # the published rows have longer ones first
+        ]  # the published configurations have the longer groups first
         return plan_with_linear_heads(self.network, [range(a, b) for a, b in itertools.pairwise(edges)])
 
 

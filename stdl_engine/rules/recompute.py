@@ -1,8 +1,8 @@
 """Training steps in which pieces run again in backward instead of keeping what backward needs.
 
 The stages of a flow run forward without a graph, and only their outputs are kept, which are spikes and small. Backward
-takes the stages in reverse: each one runs again, now with a graph, and is gone back through at once. Any stage may also
-keep the graph of its first run. Gradients are the same either way.
+takes the stages in reverse: each one runs again, now with a graph, and its backward pass follows at once. Any stage may
+also keep the graph of its first run. Gradients are the same either way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..planning.flow import Flow, Stage
 
 
 class StageRuns:
-    """A stage with what it takes to run it more than once.
+    """A stage with everything needed to run it more than once.
 
     Its `level` says how often it runs again. 0: never, it keeps its graph. 1: once. 2, for gradients through time:
     twice, and the graph of one time step exists at a time.
@@ -35,11 +35,11 @@ class StageRuns:
         self.neurons = [m for m in self.rerun.modules if isinstance(m, Neuron)]
         self.trains = any(p.requires_grad for m in self.rerun.modules for p in m.parameters(recurse=False))
         self.roots: dict[int, Tensor] = {}
-        """By time step, where the graph of a run ends."""
+        """For each time step, where the graph of a run ends."""
 
     @contextlib.contextmanager
     def standing_in(self, calls: Sequence[Callable[[Neuron, Tensor], Tensor]]) -> Iterator[None]:
-        """Inside, these are called for a time step of the stage's neurons."""
+        """Inside, these are called at each time step of the stage's neurons."""
         for neuron, call in zip(self.neurons, calls, strict=True):
             neuron.stand_in = call
         try:
@@ -50,7 +50,7 @@ class StageRuns:
 
 
 class Recomputation:
-    """A flow with a level for each stage: what a step shares that goes back through time and one that does not."""
+    """A flow with a level for each stage: what steps with gradients through time and online steps share."""
 
     def __init__(self, flow: Flow, levels: Sequence[int], device: torch.device) -> None:
         self.flow = flow
@@ -58,7 +58,7 @@ class Recomputation:
         self.runs = [StageRuns(stage, number, level, device) for number, (stage, level) in stages]
         self.gradients = Gradients()
         self.wanted = [False]
-        """Of each map, whether its gradient reaches a parameter."""
+        """For each map, whether its gradient reaches a parameter."""
         for run in self.runs:
             self.wanted.append(run.trains or any(self.wanted[number] for number in run.stage.reads))
 
@@ -67,14 +67,14 @@ class Recomputation:
         return any(number in run.stage.reads for run in self.runs if run.level)
 
     def inputs(self, run: StageRuns, maps: Sequence[Carried], t: int) -> list[Carried]:
-        """The maps a stage reads, those whose gradient is wanted as the beginning of a graph."""
+        """The maps that a stage reads; those whose gradient is needed are leaves of a new graph."""
         return [
             Entering(carried, self.gradients.receiver((number, t))) if self.wanted[number] else carried
             for number, carried in zip(run.stage.reads, maps, strict=True)
         ]
 
     def end_graph(self, run: StageRuns, t: int, ends: dict[object, Tensor]) -> None:
-        """Let the graph of a run end in these maps, by the keys under which their gradients will come."""
+        """Let the graph of a run end in these maps, with the keys under which their gradients will arrive."""
         keys = [key for key, end in ends.items() if end.requires_grad]
         if keys:
             gradients = self.gradients
@@ -90,10 +90,10 @@ class Recomputation:
 
 
 class OnlineStep(Recomputation):
-    """One time step of a subnetwork to which the past is a constant."""
+    """One time step of a subnetwork, with the past as a constant."""
 
     maps: list[Any]
-    """Those between stages, in their small form; None where nobody reads one again."""
+    """The maps between stages, in their small form; None where no stage reads the map again."""
     firings: dict[int, list[Firing]]
 
     def forward(self, x: Kept, t: int) -> tuple[Kept, Tensor]:
@@ -108,11 +108,11 @@ class OnlineStep(Recomputation):
             del y
         output, logits = self.maps[self.flow.boundary], carried[-1].dense()
         self.maps = [small if self.is_read_again(number) else None for number, small in enumerate(self.maps)]
-        torch.clear_autocast_cache()  # weights in low precision that were cast without a graph would have no gradient
+        torch.clear_autocast_cache()  # low-precision weights cached without a graph would get no gradient
         return output, logits
 
     def backward(self, grad: Tensor) -> None:
-        """Add up the gradients of all parameters from that of the logits."""
+        """Add to the gradients of all parameters, given the gradient of the logits."""
         self.gradients.receiver((len(self.runs), self.t))(grad)
         del grad
         for run in reversed(self.runs):

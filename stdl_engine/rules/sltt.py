@@ -1,4 +1,4 @@
-"""Spatial learning through time: the whole network, the past a constant, the gradient of each step added as it ends."""
+"""Spatial learning through time: the whole network, with the past as a constant and a backward pass after each step."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from .base import Rule
 
 
 class SLTT(Rule):
-    """Global in space, decoupled in time: what `Rule` does when the network is not cut."""
+    """Global in space, decoupled in time: this is what `Rule` does when the network is not cut."""

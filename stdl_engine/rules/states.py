@@ -1,4 +1,4 @@
-"""Checkpoints of a rule: all that a resumed run needs, and what does not fit refused before anything changes."""
+"""Checkpoints of a rule: all that a resumed run needs. One that does not fit is refused before anything changes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from .base import Rule
 
 BY_SUBNETWORK = ("auxiliary", "optimizers", "schedulers", "scalers")
-"""What there is of each subnetwork, or of all but the last."""
+"""What is saved for each subnetwork, or for all but the last."""
 
 
 def state_of(rule: Rule) -> dict[str, Any]:
-    """What `Rule.state_dict` gives."""
+    """What `Rule.state_dict` returns."""
     return {
         "rule": type(rule).__name__,
         "model": rule.model.state_dict(),
@@ -70,7 +70,7 @@ def restore(rule: Rule, state: dict[str, Any]) -> None:
 
 
 def _check_fit(name: str, module: nn.Module, values: dict[str, Tensor]) -> None:
-    """Reject values for a module of other parameters, before any is loaded."""
+    """Reject values for a module with other parameters, before any is loaded."""
     here = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     found = {key: tuple(value.shape) for key, value in values.items()}
     for key in {**here, **found}:

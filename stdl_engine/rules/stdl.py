@@ -46,7 +46,7 @@ class STDL(Rule):
         super().__init__(*args, budget=budget, **options)
 
     def read_budget(self, budget: float | str | Budget | None) -> Budget:
-        return parse_budget(budget)  # type: ignore[arg-type]  # which refuses None in a sentence
+        return parse_budget(budget)  # type: ignore[arg-type]  # which refuses None with a message
 
     def cut(self) -> Plan:
         if self.budget.published:
@@ -56,7 +56,7 @@ class STDL(Rule):
                     "fraction such as 0.5, or bytes."
                 )
             return plan_of_layers(self.network, published_rows(self.model), self.variant)
-        assert self.budget.fraction is not None  # in bytes the plan is made otherwise
+        assert self.budget.fraction is not None  # a plan for bytes is made in another way
         return plan_within(self.network, self.budget.fraction * self.network.total, self.variant, self.layerwise)
 
     def make_plan(self) -> Plan:

@@ -1,4 +1,4 @@
-"""Whether the network's input is a still image, and which convolution sees it and may run once."""
+"""Whether the network's input is a still image, and which convolution reads it and may run once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..units import ConvUnit
 
 
 def still_image(frames: Iterable[Kept]) -> Tensor | None:
-    """What is shown at every time step, if there are several and it is always the same tensor."""
+    """The tensor shown at every time step, if there are several steps and it is always the same."""
     if not isinstance(frames, Sequence) or len(frames) == 1 or not isinstance(frames[0], Tensor):
         return None
     return frames[0] if all(frame is frames[0] for frame in frames) else None
 
 
 def first_convolution(unit: nn.Module) -> SpikeConv2d | None:
-    """The convolution of a unit's input, if its output goes to a plain batch norm and nobody else sees it."""
+    """The convolution of a unit's input, if its output goes to a plain batch norm and to nothing else."""
     if type(unit) is not ConvUnit or any(map(has_hooks, unit.modules())):
         return None
     is_plain = type(unit.norm) is nn.BatchNorm2d

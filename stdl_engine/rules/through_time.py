@@ -1,8 +1,8 @@
-"""Backpropagation through time in which pieces run again: exact gradients, in memory that the levels decide.
+"""Backpropagation through time in which pieces run again: exact gradients, in as much memory as the levels allow.
 
 Forward, each stage runs all its time steps before the next stage begins. Backward goes through time in segments, the
-last one first, and through each segment stage by stage: gradients between stages, and whatever a stage computes again,
-are those of one segment. From one segment to the one before it go the states at its beginning and their gradients.
+last one first, and through each segment stage by stage: gradients between stages, and what a stage recomputes, exist
+for one segment only. Each segment passes the gradients of the states at its beginning to the segment before it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ..planning.flow import Flow
 from .recompute import Recomputation, StageRuns
 
 States = list[dict[str, Tensor]]
-"""Of each neuron layer of a stage, its state by name; nothing before the first time step."""
+"""The state of each neuron layer of a stage, by name; empty before the first time step."""
 
 
 class ExactSteps(Recomputation):
     """All time steps of a network, with gradients through time."""
 
     def __init__(self, flow: Flow, levels: Sequence[int], device: torch.device, segment: int | None = None) -> None:
-        """`segment` is how many time steps backward takes together; all, if none is given."""
+        """`segment` is how many time steps backward takes together; by default all."""
         super().__init__(flow, levels, device)
         self.segment = segment
         self.snapshots: dict[tuple[int, int], States] = {}
-        """By stage and first time step of a segment, the states before it."""
+        """The states before a segment, by stage and by the segment's first time step."""
 
     def forward(self, frames: Sequence[Kept]) -> list[Tensor]:
         """The logits of every time step."""
@@ -52,13 +52,13 @@ class ExactSteps(Recomputation):
                 self._forget(run)
         for run in self.runs:
             self._forget(run)
-        torch.clear_autocast_cache()  # weights in low precision that were cast without a graph would have no gradient
+        torch.clear_autocast_cache()  # low-precision weights cached without a graph would get no gradient
         logits = self.maps[-1]
         self.maps = [steps if self.is_read_again(number) else [None] * T for number, steps in enumerate(self.maps)]
         return logits
 
     def backward(self, gradient: Callable[[int], Tensor]) -> None:
-        """Add up the gradients of all parameters; `gradient` gives that of the logits of a time step."""
+        """Add to the gradients of all parameters; `gradient` returns that of the logits of a time step."""
         for steps in reversed(self.segments):
             for t in steps:
                 self.gradients.receiver((len(self.runs), t))(gradient(t))
@@ -84,7 +84,7 @@ class ExactSteps(Recomputation):
         self.maps[run.number][t] = keep(y)
 
     def _back(self, run: StageRuns, steps: range) -> None:
-        """Through one segment of a stage, from graphs that were kept or are made now."""
+        """Backward through one segment of a stage, with graphs that were kept or are made now."""
         if run.level:
             _set_states(run.neurons, self._states_before(run, steps[0]))
             for t in steps:
@@ -113,7 +113,7 @@ class ExactSteps(Recomputation):
             self.go_back(run, t)
 
     def _with_graph(self, run: StageRuns, t: int) -> Tensor:
-        """A time step with a graph of its own, which begins at the inputs and at the states before it."""
+        """A time step with its own graph, which begins at its inputs and at the states before it."""
         for neuron, states in zip(run.neurons, _states(run.neurons), strict=True):
             for name, state in states.items():
                 setattr(neuron, name, enter(state, self.gradients.receiver((neuron, name, t))))
@@ -139,7 +139,7 @@ class ExactSteps(Recomputation):
 
 
 def draws_random_numbers(flow: Flow) -> bool:
-    """Whether a layer of PyTorch's own draws random numbers in training."""
+    """Whether this is a PyTorch layer that draws random numbers in training."""
     layers = (layer for stage in flow.stages for module in stage.piece.modules for layer in module.modules())
     return any(isinstance(layer, nn.modules.dropout._DropoutNd | nn.RReLU) for layer in layers)
 
@@ -155,7 +155,7 @@ def _set_states(neurons: Iterable[Neuron], states: States) -> None:
 
 @contextlib.contextmanager
 def _in_place(neurons: Sequence[Neuron]) -> Iterator[None]:
-    """Inside, neurons write over their states, as nobody will ask for the old ones."""
+    """Inside, neurons overwrite their states, because the old ones are not needed again."""
     for neuron in neurons:
         neuron.online = True
     try:

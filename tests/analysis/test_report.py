@@ -116,7 +116,7 @@ def test_a_killed_run_is_gone_on_with(report, tmp_path, capsys):
     for name in ("summary.json", "metrics.jsonl"):
         (run / name).unlink()
     assert main([str(tmp_path / "out"), *arguments, "--epochs", "2"]) == 0
-    assert "going on after epoch 1" in (run / "log.txt").read_text()
+    assert "continuing after epoch 1" in (run / "log.txt").read_text()
 
     def figures(text):
         return [json.loads(line)["test_loss"] for line in text.splitlines()]

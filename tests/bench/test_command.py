@@ -139,7 +139,7 @@ def test_an_interrupt_is_a_sentence_and_keeps_what_was_finished(tmp_path, monkey
         (["report", "kernels"], "report shows all results of a folder: leave out kernels."),
         (["kernels", "--rounds", "1"], "--rounds is 1: medians need at least 2."),
         (["kernels", "--rounds", "many"], "invalid int value: 'many'"),
-        (["kernels", "--force"], "--force is for publish alone: leave it out."),
+        (["kernels", "--force"], "--force is only for publish: leave it out."),
     ],
 )
 def test_wrong_arguments(arguments, message, capsys):

@@ -83,7 +83,7 @@ def test_a_busy_machine_is_said_of_what_is_timed(mine):
     write(mine, "kernels", *kernel_rows(), others="1.40")
     counted = {"what": "launches a step, forward, online, T=1", "who": "FusedLIF", "unit": "launches", "value": 1.0}
     write(mine, "static", counted | {"rounds": 1}, others="1.40")
-    assert "The machine was not quiet during kernels: take no absolute figure of them." in page(mine)
+    assert "The machine was not quiet during kernels: do not rely on absolute figures there." in page(mine)
 
 
 def test_a_reader_sees_the_last_run_be_it_quick_or_full(mine):

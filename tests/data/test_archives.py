@@ -79,7 +79,7 @@ NPZ = {
     "another array's bytes": (npz(header((3,)) + bytes(80)), r"promises 24 bytes of shape \(3,\), and there are 80"),
     "no array": (npz(b"hello"), "."),
     "nothing in it": (npz(b""), "x is empty"),
-    "unknown version": (npz(header((1,), version=9) + bytes(8)), r"x has version \(9, 0\) of the format"),
+    "unknown version": (npz(header((1,), version=9) + bytes(8)), r"x has the unknown version \(9, 0\) of the format"),
     "a damaged byte": (crc_changed(), "Bad CRC-32"),
     "unknown packing": (method_changed(), "compression"),
     "a header of code": (npz(header("__import__('os').system('true')") + bytes(8)), "."),

@@ -112,9 +112,9 @@ def test_events_are_shifted_and_mirrored_only_by_light(save):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, r"x_train has 5 frames a sample and steps is 4: set steps to 5, or add up frames before they are saved"),
-        ({"x_test": sequences(7, steps=3)}, r"x_train has 5 frames a sample and steps is 4"),
-        ({"x_train": sequences(20, 4), "x_test": sequences(7)}, r"x_test has 5 frames a sample and steps is 4"),
+        ({}, r"x_train has 5 frames per sample and steps is 4: set steps to 5, or add up frames before you save them"),
+        ({"x_test": sequences(7, steps=3)}, r"x_train has 5 frames per sample and steps is 4"),
+        ({"x_train": sequences(20, 4), "x_test": sequences(7)}, r"x_test has 5 frames per sample and steps is 4"),
         ({"x_train": sequences(20, 4), "x_test": sequences(7, 4, side=31)}, r"x_train has images of 4 × 2 × 30 × 30"),
         ({"x_train": sequences(20, 4), "x_test": sequences(7, 4)[:, 0]}, r"x_test has shape \(7, 2, 30, 30\): store"),
         ({"x_train": sequences(20, 4).transpose(0, 1, 3, 4, 2)}, r"x_train has shape \(20, 4, 30, 30, 2\): store"),
@@ -216,7 +216,7 @@ def test_the_papers_augmentation_is_for_colour_images_in_bytes(save, shape, dtyp
         ({"y_train": np.arange(19) % 4}, r"y_train has 19 labels for 20 samples: store one for each\."),
         (
             {"y_train": np.arange(20) / 4},
-            r"y_train has shape \(20,\) and dtype float64: store one whole number a sample",
+            r"y_train has shape \(20,\) and dtype float64: store one whole number per sample",
         ),
         ({"y_train": np.eye(20, dtype=np.int64)}, r"y_train has shape \(20, 20\) and dtype int64: store one whole"),
         ({"y_train": np.arange(20) % 4 + 1}, r"y_train has 4 different labels from 1 to 4: number the classes from 0"),

@@ -147,7 +147,7 @@ def test_links(tree):
     os.mkfifo(tree / "train/cat/pipe.png")  # reading it would wait for ever
     assert len(load_dataset("folder", tree, on_bad_sample="skip").train) == 13
     (tree / "train/fox").symlink_to(tree / "train/fox")
-    with pytest.raises(ValueError, match=r"^the link \S+fox leads nowhere: mend it or remove it\.$"):
+    with pytest.raises(ValueError, match=r"^the link \S+fox leads nowhere: repair it or remove it\.$"):
         load_dataset("folder", tree)
 
 

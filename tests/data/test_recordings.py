@@ -36,8 +36,8 @@ def test_true_recordings():
     ("changes", "message"),
     [
         ({"x": events().x[:-1]}, r"it has 12 t, 11 x, 12 y, 12 p: one is cut short"),
-        ({"t": events().t[:, None]}, r"its t has shape \(12, 1\) and dtype int64 instead of one number an event"),
-        ({"y": np.array(["1"] * COUNT)}, r"its y has shape \(12,\) and dtype <U1 instead of one number an event"),
+        ({"t": events().t[:, None]}, r"its t has shape \(12, 1\) and dtype int64 instead of one number per event"),
+        ({"y": np.array(["1"] * COUNT)}, r"its y has shape \(12,\) and dtype <U1 instead of one number per event"),
         ({"p": np.array([None] * COUNT)}, r"its p has shape \(12,\) and dtype object"),
         ({name: getattr(events(), name)[:0] for name in "txyp"}, r"there are no events"),
         (with_value("x", 3, 2.5), r"its x is 2\.5 at event 3, which is not a whole number"),

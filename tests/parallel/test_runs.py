@@ -90,7 +90,7 @@ def test_a_killed_rank_ends_all_and_the_rest_goes_on_anywhere(alone, tmp_path, c
     assert codes == [-signal.SIGKILL if rank == victim else 2 for rank in range(2)]
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stdl_engine.train:")]
     assert len(said) == 1
-    assert f"rank {victim} ended or stands still without a word" in said[0]
+    assert f"rank {victim} ended or hangs without a message" in said[0]
     assert not list(out.glob("*.tmp*"))
     assert state_of(out)["epoch"] == 1
     if victim:

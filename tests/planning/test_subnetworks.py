@@ -158,7 +158,7 @@ def test_plan_prints_as_a_table():
         assert row[3] == f"{100 * part.footprint / plan.budget:.1f}%"
     assert total == (
         f"whole network {net.total:,.0f}, budget {0.502 * net.total:,.0f} (50.2%); "
-        "footprints in elements a sample, paper memory"
+        "footprints in elements per sample, paper memory"
     )
 
 
@@ -166,7 +166,7 @@ def test_plan_without_a_budget_prints_too():
     net = network("vgg11")
     text = str(plan_with_linear_heads(net, [range(0, 4), range(4, 8)]))
     assert [line.split()[-1] for line in text.splitlines()[1:3]] == ["-", "-"]
-    assert text.splitlines()[-1] == f"whole network {net.total:,.0f}; footprints in elements a sample, paper memory"
+    assert text.splitlines()[-1] == f"whole network {net.total:,.0f}; footprints in elements per sample, paper memory"
 
 
 @pytest.mark.parametrize(

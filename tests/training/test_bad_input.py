@@ -27,7 +27,7 @@ from stdl_engine import evaluate
         (["--start-from", "nowhere"], "nowhere is no folder of a run"),
         (["--compare", "bptt", "magic"], "unknown rule 'magic'"),
         (["--compare", "bptt", "bptt"], "a rule is named twice"),
-        (["--resume", "nowhere"], "--resume goes on with a run's own settings"),
+        (["--resume", "nowhere"], "--resume continues with a run's own settings"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -55,7 +55,7 @@ def test_unknown_option(train):
 def test_second_stage_without_the_first(train):
     code, _, complaints = train(recipe="imagenet", quick=False)
     assert code == 2
-    assert "train that first, and pass its folder by --start-from" in complaints
+    assert "train that first, and pass its folder as --start-from" in complaints
 
 
 def test_a_folder_with_a_run(train, tmp_path):
@@ -63,7 +63,7 @@ def test_a_folder_with_a_run(train, tmp_path):
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
     code, _, complaints = train("--epochs", 1, "--out", tmp_path / "run")
     assert code == 2
-    assert "holds a run already: go on with it by --resume" in complaints
+    assert "holds a run already: continue it with --resume" in complaints
     assert {path: path.read_bytes() for path in before} == before
 
 

@@ -67,14 +67,14 @@ class TestKilled:
     def test_it_is_not_overwritten(self, killed, train):
         code, _, complaints = train("--epochs", 2, "--compare", "bptt", "--out", killed)
         assert code == 2
-        assert "holds a comparison already: go on with it by --resume" in complaints
+        assert "holds a comparison already: continue it with --resume" in complaints
         code, _, complaints = train("--epochs", 2, "--out", killed)
         assert code == 2
         assert "holds a comparison already" in complaints
 
     def test_options_are_refused(self, killed, capsys):
         assert main(["--resume", str(killed), "--workers", "0"]) == 2
-        assert "holds a comparison, which goes on with its own settings" in capsys.readouterr().err
+        assert "holds a comparison, which continues with its own settings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

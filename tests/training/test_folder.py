@@ -80,7 +80,7 @@ class TestLock:
         said = []
         with RunFolder.create(tmp_path, said.append):
             pass
-        sentence = "is on a file system without locks: see to it that no other process writes there."
+        sentence = "is on a file system without locks: make sure that no other process writes there."
         assert said == [f"{tmp_path} {sentence}"]
 
     def test_removed_by_the_one_before_as_this_one_opens_it(self, tmp_path, monkeypatch):
@@ -233,5 +233,5 @@ def test_locked_folders_say_what_they_hold(tmp_path):
     with pytest.raises(ValueError, match=r"is no folder of a picnic: it has no settings\.txt\.$"):
         Folder.open(tmp_path)
     (tmp_path / "settings.txt").touch()
-    with pytest.raises(ValueError, match="holds a picnic already: go on with it by --resume"):
+    with pytest.raises(ValueError, match="holds a picnic already: continue it with --resume"):
         Folder(tmp_path).refuse_if_taken()

@@ -136,7 +136,7 @@ class TestDamage:
         assert main(["--resume", str(run)]) == 0
         printed = capsys.readouterr().out
         assert f"the checkpoint {last} is damaged" in printed
-        assert "going on after epoch 3" in printed
+        assert "continuing after epoch 3" in printed
 
     def test_none_is_left(self, run, capsys):
         for path in checkpoints.saved(run):

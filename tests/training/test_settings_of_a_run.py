@@ -111,7 +111,7 @@ class TestData:
     )
     def test_other_options_are_refused(self, run, capsys, options, says):
         line = complaint(capsys, f"--resume={run}", *options)
-        assert "--resume goes on with a run's own settings" in line
+        assert "--resume continues with a run's own settings" in line
         assert says in line
 
     def test_a_recipe_is_refused(self, run, capsys):

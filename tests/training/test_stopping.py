@@ -121,4 +121,4 @@ def test_when_readers_of_files_die_of_the_same_signal(train, tmp_path, monkeypat
     monkeypatch.setattr(Batches, "epoch", epoch)
     code, _, complaints = train("--epochs", 1, "--out", tmp_path / "run")
     assert code == 130
-    assert complaints == f"stdl_engine.train: stopped by SIGINT: go on by --resume {tmp_path / 'run'}\n"
+    assert complaints == f"stdl_engine.train: stopped by SIGINT: continue with --resume {tmp_path / 'run'}\n"

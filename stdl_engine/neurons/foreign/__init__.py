@@ -1,4 +1,4 @@
-"""Neurons of other libraries, made fused where that computes the same."""
+"""Neurons of other libraries, made fused where that computes the same thing."""
 
 from .spikingjelly_node import FusedNode
 from .swap import (

@@ -1,4 +1,4 @@
-"""Libraries whose neurons are not converted. They are known by name, so that none is overlooked."""
+"""Libraries whose neurons are not converted. They are recognised by name, so that none is overlooked."""
 
 from __future__ import annotations
 

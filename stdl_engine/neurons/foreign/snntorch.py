@@ -1,6 +1,6 @@
 """snnTorch's `Leaky` on the fused step.
 
-With s' = [mem > threshold] of the membrane handed on, a constant to the gradient, snnTorch computes
+With s' = [mem > threshold] of the membrane that is passed in, a constant to the gradient, snnTorch computes
 
     reset_mechanism "subtract"   m = beta·mem + x - threshold·s'
                     "zero"       m = beta·(1 - s')·mem + x
@@ -9,10 +9,10 @@ With s' = [mem > threshold] of the membrane handed on, a constant to the gradien
     reset_delay                  mem = m
     not reset_delay              mem = m - threshold·(spk - s'),  or m - m·(spk - s'),  with a gradient through spk
 
-"none" and "zero" with the delay are one fused step. "subtract" takes the whole threshold off where the fused soft reset
-takes beta times it, so its reset joins the input and the rest is fused; without the delay the reset follows the fused
-step. A neuron fires above the threshold and not at it: the fused step's threshold is the next number up, which in
-float32 is the same.
+"none" and "zero" with the delay are one fused step. "subtract" subtracts the whole threshold where the fused soft reset
+subtracts beta times it, so its reset is added to the input and the rest is fused; without the delay the reset follows
+the fused step. A neuron fires above the threshold and not at it: the fused step's threshold is the next float32 number
+up, which is equivalent.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ SURROGATES = {
 
 
 class FusedLeaky(Leaky):
-    """A `Leaky` that steps by the fused kernel: same arguments, same outputs, same state_dict. `fuse` makes one."""
+    """A `Leaky` that steps with the fused kernel: same arguments, same outputs, same state_dict. `fuse` makes one."""
 
     fused_surrogate: own.Surrogate
     backend: str
     memory_form: str | None = None
     """With "lean", spikes are also written as bits."""
     _read: tuple
-    """What `_constants` read last: versions of the buffers, and their numbers."""
+    """What `_constants` last read: the versions of the buffers, and their values."""
 
     def forward(self, input_: Tensor, mem: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         if mem is not None:
@@ -92,7 +92,7 @@ class FusedLeaky(Leaky):
         return spikes if self.init_hidden and not self.output else (spikes, m)
 
     def _constants(self) -> tuple[float, float]:
-        """Decay and threshold as numbers, read from the buffers once and again whenever those change."""
+        """Decay and threshold as numbers, read from the buffers once, and again whenever those change."""
         versions = tuple((buffer, buffer._version) for buffer in (self.beta, self.threshold))
         if not self._read or any(a is not b or i != j for (a, i), (b, j) in zip(self._read[0], versions, strict=True)):
             self._read = versions, (min(max(self.beta.item(), 0.0), 1.0), self.threshold.item())
@@ -126,7 +126,7 @@ def is_fused(module: nn.Module) -> bool:
 
 
 def unfuse(node: FusedLeaky) -> None:
-    """Make it snnTorch's own again, in place, with its state."""
+    """Make it a plain snnTorch `Leaky` again, in place, with its state."""
     own: Any = vars(node)
     for name in ("fused_surrogate", "backend", "_read", "memory_form"):
         own.pop(name, None)
@@ -134,7 +134,7 @@ def unfuse(node: FusedLeaky) -> None:
 
 
 def unit_instead_of(module: nn.Module) -> str | None:
-    """What to build a model for learning rules with, in place of a neuron of snnTorch's."""
+    """What to use in place of a snnTorch neuron in a model for learning rules."""
     if not isinstance(module, SpikingNeuron):
         return None
     why = "learning rules cannot forget and detach the membrane of a snnTorch neuron"
@@ -149,19 +149,19 @@ def unit_instead_of(module: nn.Module) -> str | None:
     decay, threshold = min(max(module.beta.item(), 0.0), 1.0), module.threshold.item()
     like = f"{_surrogate(module.spike_grad)}"
     if like.startswith("FastSigmoid"):
-        like = f"{__name__}.{like}"  # which is only here
+        like = f"{__name__}.{like}"  # the class exists only in this module
     layer = (
         f"FusedLIF(decay={decay:.9g}, threshold={threshold:.9g}, reset={reset!r}, "
         f"detach_reset={module.reset_delay}, surrogate={like})"
     )
-    same = "which computes the same but for a membrane of just the threshold, which fires"
+    same = "which computes the same, except that a membrane exactly at the threshold fires"
     if reset == "soft":
-        same = "which is the nearest: it subtracts the threshold before the leak"
+        same = "which comes closest: it subtracts the threshold before the leak"
     return f"{why}; put {layer} in its place, {same}"
 
 
 def check(node: Leaky) -> None:
-    """Raise `NotConvertible` where the fused step is another function."""
+    """Raise `NotConvertible` where the fused step would compute another function."""
     if type(node) is not Leaky:
         raise NotConvertible(f"{type(node).__name__} has dynamics of its own; fused is Leaky, not its subclasses")
     _surrogate(node.spike_grad)
@@ -184,7 +184,7 @@ def check(node: Leaky) -> None:
 
 
 def _surrogate(function: Callable[..., Any]) -> own.Surrogate:
-    """What one of snnTorch's surrogates is here; they are closures, known by the function that made them."""
+    """Our counterpart of a snnTorch surrogate; those are closures, recognised by the function that made them."""
     for factory, (parameter, kind) in SURROGATES.items():
         if getattr(function, "__code__", None) in factory.__code__.co_consts:
             value = inspect.getclosurevars(function).nonlocals[parameter]

@@ -1,7 +1,7 @@
 """SpikingJelly's neurons as fused layers.
 
-They are known by the names of their classes, so that nothing of SpikingJelly is imported here: `activation_based` is
-what its neurons are called from 0.0.0.0.13 to today, `clock_driven` before that, with classes of their own for whole
+They are recognised by the names of their classes, so that nothing of SpikingJelly is imported here. Its neurons are in
+the package `activation_based` since 0.0.0.0.13, and were in `clock_driven` before, which has separate classes for whole
 sequences (`MultiStepLIFNode`).
 """
 
@@ -58,7 +58,7 @@ def check(node: settings.Node) -> None:
 
 
 def _check_class(kind: type, its: type) -> None:
-    """A class derived from SpikingJelly's may have other defaults and more methods, but no other way to compute."""
+    """A class derived from SpikingJelly's may have other defaults and more methods, but must compute the same."""
     for base in kind.__mro__[: kind.__mro__.index(its)]:
         for name in vars(base).keys() - HARMLESS:
             if hasattr(fused_class(its), name):
@@ -66,7 +66,7 @@ def _check_class(kind: type, its: type) -> None:
 
 
 def _check_attributes(node: settings.Node) -> None:
-    """Nothing may be set on the object that takes the place of a method or of what a fused layer holds."""
+    """No attribute of the object may replace a method, or something that a fused layer holds."""
     kind: type = type(node)
     fused = fused_class(kind)
     held = {*vars(FusedPLIF()), *vars(FusedLIF())} - vars(nn.Module()).keys()

@@ -1,4 +1,4 @@
-"""The classes of fused nodes, each made of a fused layer and a class of SpikingJelly's when it is needed."""
+"""The classes of fused nodes, each derived, when it is needed, from a fused layer and a class of SpikingJelly's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .spikingjelly_memories import give_back, take_over
 from .spikingjelly_node import FusedNode, setting
 
 PACKAGES = ("spikingjelly.activation_based.neuron", "spikingjelly.clock_driven.neuron")
-"""Where the classes of SpikingJelly's neurons are, from version 0.0.0.0.13 on and before it."""
+"""The packages of SpikingJelly's neurons: from version 0.0.0.0.13 on, and before."""
 
 
 class LeakyNode(FusedNode):
@@ -47,12 +47,12 @@ class ParametricNode(FusedNode):
         return self.decay_input
 
     def extra_repr(self) -> str:
-        with unset_fake_temporarily():  # SpikingJelly computes tau from w, which may be a mere shape in a plan
+        with unset_fake_temporarily():  # SpikingJelly computes tau from w, which has no values in a plan
             return super().extra_repr()
 
 
 class Seam:
-    """Comes between a fused layer and SpikingJelly's class: what the layer does itself ends here."""
+    """A base between a fused layer and SpikingJelly's class: calls that the layer has handled end here."""
 
     def _apply(self: Any, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         return nn.Module._apply(self, fn, recurse)
@@ -66,11 +66,11 @@ BASES: dict[str, tuple[type, ...]] = {
     "IFNode": (IntegratingNode, FusedLIF, Seam),
     "ParametricLIFNode": (ParametricNode, FusedPLIF, Seam),
 }
-"""What goes before a class of SpikingJelly's, by its name without "MultiStep"."""
+"""The bases to put before a class of SpikingJelly's, by its name without "MultiStep"."""
 
 
 def origin(kind: type) -> type:
-    """The class of SpikingJelly's that a class is, or derives from; `object` where it is none."""
+    """The SpikingJelly class that a class is or derives from; `object` if there is none."""
     return next((base for base in kind.__mro__ if base.__module__.startswith(PACKAGES)), object)
 
 
@@ -84,7 +84,7 @@ def fused_class(kind: type) -> type[FusedNode]:
 
 
 def unfuse(node: FusedNode) -> None:
-    """Make a fused node SpikingJelly's own again, in place, with its state."""
+    """Make a fused node a plain SpikingJelly node again, in place, with its state."""
     added = (*vars(node)["_added"], "_v", "_started", "_skips_reset", "_v_steps", "_placed_in", "_added")
     has_v_seq = vars(node)["_has_v_seq"]
     give_back(node)
@@ -111,7 +111,7 @@ def fuse(node: settings.Node, backend: str) -> None:
 
 
 def _reduce(node: FusedNode, protocol: int) -> tuple:
-    """For copies and pickles: the class has no name of its own to be found by, but SpikingJelly's has."""
+    """For copies and pickles: the class is made at run time and cannot be imported, but SpikingJelly's can."""
     return _new, (node.kind,), node.__getstate__()
 
 

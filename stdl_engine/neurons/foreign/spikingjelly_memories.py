@@ -11,7 +11,7 @@ from .spikingjelly_settings import Node
 
 
 class Memories(MutableMapping):
-    """SpikingJelly's table of a node's states, which are attributes here; `v` is one only when somebody asks for it."""
+    """SpikingJelly's table of a node's states, which are attributes here; `v` is computed only when it is read."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -65,7 +65,7 @@ def give_back(node: Node) -> None:
 
 @contextlib.contextmanager
 def as_it_was(node: Node) -> Iterator[None]:
-    """Inside, a fused node is SpikingJelly's own again; its state goes along, there and back."""
+    """Inside, a fused node is a plain SpikingJelly node again; its state is kept in both directions."""
     kind: Any = type(node)
     give_back(node)
     try:

@@ -1,13 +1,13 @@
-"""A SpikingJelly node that steps by a fused kernel.
+"""A SpikingJelly node that steps with a fused kernel.
 
 The object stays: its place in the model, its hooks, parameters, attributes and memories. Only its class changes, to one
-that derives from both a fused layer and the class it had, as PyTorch's `parametrize` and `fully_shard` do. So whoever
-looks for a `LIFNode` finds it, wherever references to it are held, and what SpikingJelly's functions assign is used:
-the fused layer's settings are properties that read the node's own attributes at every step.
+that derives from both a fused layer and the class it had, as PyTorch's `parametrize` and `fully_shard` do. So code that
+looks for a `LIFNode` still finds it, and every reference to it stays valid. What SpikingJelly's functions assign takes
+effect, because the fused layer's settings are properties that read the node's own attributes at every step.
 
 SpikingJelly's state is `v`, after reset; a fused layer's is the membrane before reset, counted from rest. A node holds
-one of the two at a time. A step leaves the membrane. Whoever reads or assigns `v`, directly or as a memory, turns the
-state into `v`, so that a change of `v` in place counts as well; the next step begins from `v` and has no reset to do.
+one of the two at a time. A step leaves the membrane. Reading or assigning `v`, directly or as a memory, turns the state
+into `v`, so that an in-place change of `v` takes effect as well; the next step begins from `v` and has no reset to do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RESET_BY = ("v_threshold", "v_reset", "detach_reset", "surrogate_function")
 if TYPE_CHECKING:
 
     class _Bases(LeakyNeuron, settings.Node):
-        """What follows `FusedNode` in the list of bases of every fused class."""
+        """The base that follows `FusedNode` in every fused class."""
 
 else:
     _Bases = object
@@ -62,10 +62,10 @@ def setting(read: Callable[[settings.Node], Any]) -> Any:
 
 
 class FusedNode(_Bases):
-    """What all fused nodes share; goes before a fused layer in the list of bases."""
+    """What all fused nodes share; comes before a fused layer in the list of bases."""
 
     kind: ClassVar[type[nn.Module]]
-    """SpikingJelly's class, or one that derives from it, which the node had before."""
+    """The class that the node had before: SpikingJelly's, or one derived from it."""
 
     rest = setting(settings.rest)
     threshold = setting(settings.threshold)
@@ -76,12 +76,12 @@ class FusedNode(_Bases):
     _v: Any
     """SpikingJelly's state, a tensor or a number; None where `membrane` is in use."""
     _started = False
-    """Whether `membrane` was just made from `v`, for a step that has yet to be taken."""
+    """Whether `membrane` was just made from `v`, for a step that is still to come."""
     _skips_reset = False
-    """Whether that step must not reset what seems to have fired."""
+    """Whether that step must not reset neurons that seem to have fired."""
 
     @property
-    def reset_mode(self) -> str:  # type: ignore[override]  # not to be set: it follows from the node's own attributes
+    def reset_mode(self) -> str:  # type: ignore[override]  # cannot be set: it follows from the node's own attributes
         if self._skips_reset and self.memory_form != "paper":  # whose step has no reset before it
             return "none"
         return "soft" if self.v_reset is None else "hard"
@@ -105,7 +105,7 @@ class FusedNode(_Bases):
             FusedNode.v.fset(self, value)  # type: ignore[attr-defined]  # of a property, which mypy has no type for
             return
         if name in RESET_BY and self.membrane is not None:
-            self.v  # noqa: B018 - the reset that is due is by the value so far
+            self.v  # noqa: B018 - the reset that is due uses the old value
         super().__setattr__(name, value)
 
     @property
@@ -119,7 +119,7 @@ class FusedNode(_Bases):
 
     @property
     def backend(self) -> str:
-        """Of the fused kernels."""
+        """The backend of the fused kernels."""
         return self._kernels
 
     @backend.setter
@@ -139,10 +139,10 @@ class FusedNode(_Bases):
             setattr(self, name, value)
 
     def prepare(self, x: Tensor) -> None:
-        self._precision  # noqa: B018 - an error where one is set
+        self._precision  # noqa: B018 - raises where one is set
         dtype, m = STATE_DTYPE.get(x.dtype), self.membrane
         if m is not None and (m.shape, m.dtype, m.device) != (x.shape, dtype, x.device):
-            self.v  # noqa: B018 - what SpikingJelly makes fit is v
+            self.v  # noqa: B018 - the state that SpikingJelly fits to a new shape is v
         if self.membrane is None and dtype is not None:
             self.membrane, self._skips_reset = self._start(x, dtype)
             self._started = True
@@ -153,7 +153,7 @@ class FusedNode(_Bases):
         v, rest = self._v, self.rest
         if isinstance(v, Tensor) and v.shape == x.shape:
             return v.to(x.device, dtype) - rest, True
-        start = rest if isinstance(v, Tensor) else v  # with another shape SpikingJelly begins anew
+        start = rest if isinstance(v, Tensor) else v  # for another shape SpikingJelly starts again
         return torch.full_like(x, start - rest, dtype=dtype, requires_grad=False), start - rest >= self.threshold
 
     def step(self, x: Tensor, in_place: bool) -> Tensor:
@@ -183,7 +183,7 @@ class FusedNode(_Bases):
         return super().forward(x)
 
     def _counted(self) -> bool:
-        """Whether a SpikingJelly counter is looking, which knows the operations of SpikingJelly's own nodes only."""
+        """Whether a SpikingJelly counter is active, which only knows the operations of SpikingJelly's own nodes."""
         if torch.compiler.is_compiling() or self.online or self.memory_form is not None:
             return False
         modes = (*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack())
@@ -199,7 +199,7 @@ class FusedNode(_Bases):
         return self.sequence(x_seq) if len(x_seq) else x_seq.clone()
 
     def single_step_functional_forward(self, inputs: tuple, states: tuple, **options: Any) -> tuple[tuple, tuple]:
-        """Outputs and new states from given ones; the node's own state stays as it is."""
+        """Outputs and new states from given states; the node's own state stays as it is."""
         return self._from_states("single_step", inputs, states, options)
 
     def multi_step_functional_forward(self, inputs: tuple, states: tuple, **options: Any) -> tuple[tuple, tuple]:
@@ -240,7 +240,7 @@ class FusedNode(_Bases):
         self.detach_state()
 
     def _more_memories(self) -> list[str]:
-        """The memories that are neither `v` nor made of it."""
+        """The memories that are neither `v` nor derived from it."""
         return [name for name in self._memories_rv if name not in ("v", "v_seq")]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedNode:
@@ -263,12 +263,12 @@ class FusedNode(_Bases):
 def _moved(state: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
     with torch.no_grad():
         moved = fn(state)
-    # .half() and .bfloat16(): the state stays as exact as it is
+    # .half() and .bfloat16() leave the state as precise as it is
     return moved if moved.dtype in STATE_DTYPE.values() else state.to(moved.device)
 
 
 def _detached(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a state that are no `membrane`, without their history."""
+    """The parts of a state other than `membrane`, without their history."""
     v = attributes["_v"]
     return {
         "_v": v.detach() if isinstance(v, Tensor) else v,

@@ -1,4 +1,4 @@
-"""The settings of a fused layer, read from a SpikingJelly node; `NotConvertible` where a fused layer has no such one.
+"""The settings of a fused layer, read from a SpikingJelly node; `NotConvertible` if a fused layer has no such setting.
 
 With r = `v_reset` (0 for a soft reset) SpikingJelly computes
 
@@ -8,9 +8,9 @@ With r = `v_reset` (0 for a soft reset) SpikingJelly computes
     ParametricLIFNode          as LIFNode, with 1/tau = sigmoid(w)
     fire and reset             s = [h >= v_threshold]      v = h - v_threshold·s,  or r where s
 
-Leak, reset and start all go to r. Counted from there, m = h - r, it is `FusedLIF` with `decay = 1 - 1/tau`, `scale =
-1/tau` or 1, `threshold = v_threshold - r` and a hard reset to 0: the constant is gone, exactly. `FusedPLIF` learns
-decay = 1 - 1/tau = sigmoid(-w).
+The membrane starts at r, leaks to r and is reset to r. Counted from there, m = h - r, it is `FusedLIF` with `decay = 1
+- 1/tau`, `scale = 1/tau` or 1, `threshold = v_threshold - r` and a hard reset to 0: the constant is gone, exactly.
+`FusedPLIF` learns decay = 1 - 1/tau = sigmoid(-w).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ SURROGATES: dict[str, Callable[[float], own.Surrogate]] = {
     "Erf": own.Erf,
     "Rect": own.Rectangle,
 }
-"""Those that are the same function of v - v_threshold here, made from their alpha."""
+"""The surrogates that are the same function of v - v_threshold here, made from their alpha."""
 
 
 class Node(nn.Module):
-    """What is read of SpikingJelly's nodes, whose own classes are not imported here."""
+    """The attributes read from SpikingJelly's nodes, whose own classes are not imported here."""
 
     v_threshold: Any
     v_reset: Any
     surrogate_function: Any
     tau: Any
-    """Not of `IFNode`, nor of `ParametricLIFNode`."""
+    """`IFNode` and `ParametricLIFNode` do not have it."""
     w: nn.Parameter
     """Of `ParametricLIFNode`."""
     decay_input: bool
@@ -55,7 +55,7 @@ class Node(nn.Module):
     _memories: MutableMapping[str, Any]
     """The states by name."""
     _memories_rv: dict[str, Any]
-    """The same as they are after a reset."""
+    """The same, with the values they have after a reset."""
 
 
 def rest(node: Node) -> float:
@@ -64,7 +64,7 @@ def rest(node: Node) -> float:
 
 
 def threshold(node: Node) -> float:
-    """What a membrane counted from rest fires at."""
+    """The threshold of a membrane that is counted from rest."""
     v_threshold, start = _finite("v_threshold", node.v_threshold), rest(node)
     if v_threshold <= start:
         raise NotConvertible(f"its v_threshold {v_threshold} is not above the {start} that it is reset to")
@@ -72,7 +72,7 @@ def threshold(node: Node) -> float:
 
 
 def decay(node: Node) -> float:
-    """What a step leaves of the membrane."""
+    """The factor by which a step multiplies the membrane."""
     return 1 - 1 / _tau(node)
 
 
@@ -82,13 +82,13 @@ def scale(node: Node) -> float:
 
 
 def check_learned_decay(node: Node) -> None:
-    """Reject a parameter that is too large for a decay strictly between 0 and 1."""
+    """Reject a parameter that is too large to give a decay strictly between 0 and 1."""
     if not node.w.is_meta and not 0 < torch.sigmoid(-node.w.detach()).item() < 1:
         raise NotConvertible(f"its w is {node.w.item()}, which leaves no decay between 0 and 1 to learn")
 
 
 def surrogate(node: Node) -> own.Surrogate:
-    """The derivative of a spike."""
+    """The surrogate for the derivative of a spike."""
     function = node.surrogate_function
     name = type(function).__name__
     if not type(function).__module__.startswith("spikingjelly."):
@@ -103,7 +103,7 @@ def surrogate(node: Node) -> own.Surrogate:
 
 
 def precision(node: Node) -> None:
-    """Reject a precision that SpikingJelly's `precision` functions have set."""
+    """Reject a precision that was set by SpikingJelly's `precision` functions."""
     if getattr(node, "_neuron_precision", None) is not None:
         raise NotConvertible("it is set to a precision of its own; fused layers keep a float32 state")
 

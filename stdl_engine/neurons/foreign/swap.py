@@ -1,8 +1,8 @@
 """Neurons of other libraries, made fused in place where that computes the same spikes and gradients.
 
-A library joins with one file and one line in `LIBRARIES`. The file has `is_neuron(module)`, `check(node)`, which raises
-`NotConvertible` with the reason, and, if it has neurons to convert, `fuse(node, backend)`, which makes a checked node
-fused, in place, `is_fused(module)` and `unfuse(node)`, which undoes it.
+A new library is one file and one line in `LIBRARIES`. The file has `is_neuron(module)` and `check(node)`, which raises
+`NotConvertible` with the reason. If it has neurons to convert, it also has `fuse(node, backend)`, which makes a checked
+node fused, in place, `is_fused(module)`, and `unfuse(node)`, which undoes it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LIBRARIES = {
     "rockpool": ".others",
     "lava": ".others",
 }
-"""The packages whose neurons are known, and the file that knows them."""
+"""The packages whose neurons are known, and the file for each."""
 
 
 class NotConvertible(ValueError):
-    """A neuron that no fused layer computes exactly; the message says why, to go on from "it is left alone: "."""
+    """A neuron that no fused layer computes exactly; the message says why, and follows "left alone: " in a report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Swapped:
     was: str
     """Its class before."""
     layer: nn.Module
-    """The neuron itself; the same object at every place where one neuron is shared."""
+    """The neuron itself; a neuron that is shared by several places is the same object in all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Left:
     was: str
     """Its class."""
     reason: str
-    """Why no fused layer stands in for it."""
+    """Why no fused layer can replace it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +67,9 @@ class Report:
     swapped: tuple[Swapped, ...]
     """In the model's order, one entry per place."""
     left: tuple[Left, ...]
-    """The same for those it did not make fused."""
+    """The same for neurons that were left as they were."""
     others: tuple[str, ...]
-    """The classes of all other layers, for a model in which no neuron was found."""
+    """The classes of all other layers, to show for a model in which no neuron was found."""
 
     def __str__(self) -> str:
         count = f"{len(self.swapped)} of {len(self.swapped) + len(self.left)} neuron layers are fused now"
@@ -92,7 +92,7 @@ def convert_neurons(model: nn.Module, *, backend: str = "auto", strict: bool = F
     Args:
         model: anything with neurons of SpikingJelly or snnTorch inside, or such a neuron.
         backend: of the fused layers: "auto", "triton", "cpu" or "reference".
-        strict: raise, and change nothing, if a neuron would be left.
+        strict: raise, and change nothing, if a neuron cannot be converted.
 
     Example:
         >>> report = convert_neurons(model)
@@ -123,13 +123,13 @@ def convert_neurons(model: nn.Module, *, backend: str = "auto", strict: bool = F
             "example FusedLIF or SpikingJelly's LIFNode (docs/convert.md)."
         )
     for entry in swapped:
-        if (library := libraries.pop(id(entry.layer), None)) is not None:  # None at the second place of a shared one
+        if (library := libraries.pop(id(entry.layer), None)) is not None:  # None at the second place of a shared neuron
             library.fuse(entry.layer, backend)
     return Report(swapped=tuple(swapped), left=tuple(left), others=tuple(others))
 
 
 def unfuse(node: nn.Module) -> None:
-    """Make a neuron that `convert_neurons` has fused what it was, in place, with its state."""
+    """Undo `convert_neurons` for one neuron, in place, with its state."""
     for library in _libraries():
         if hasattr(library, "is_fused") and library.is_fused(node):
             library.unfuse(node)
@@ -153,7 +153,7 @@ def fused_like(node: nn.Module, *, backend: str = "auto") -> nn.Module:
 
 @contextlib.contextmanager
 def unchanged_on_error(model: nn.Module) -> Iterator[None]:
-    """After an exception inside, every module of the model is of the class it was and has the attributes it had."""
+    """After an exception inside, every module of the model has the class and the attributes that it had before."""
     before = [(module, type(module), dict(vars(module))) for module in model.modules()]
     try:
         yield
@@ -169,7 +169,7 @@ def unchanged_on_error(model: nn.Module) -> Iterator[None]:
 
 
 def unit_instead_of(module: nn.Module) -> str | None:
-    """For a neuron whose state no learning rule can use: why that is, and what to put in its place."""
+    """For a neuron whose state no learning rule can use: why, and what to put in its place."""
     file = sys.modules.get(f"{__package__}.snntorch") or _library_of(module)
     return file.unit_instead_of(module) if file is not None and hasattr(file, "unit_instead_of") else None
 
@@ -180,11 +180,11 @@ def _one_line(layer: nn.Module) -> str:
 
 
 def _library_of(module: nn.Module) -> ModuleType | None:
-    """The file that knows a neuron's library."""
+    """The file for a neuron's library."""
     return next((library for library in _libraries() if library.is_neuron(module)), None)
 
 
 def _libraries() -> Iterator[ModuleType]:
-    """The files of the libraries that were imported; no others can have made a neuron."""
+    """The files for the libraries that have been imported; only those can have made a neuron."""
     files = dict.fromkeys(file for name, file in LIBRARIES.items() if name in sys.modules)
     return (importlib.import_module(file, __package__) for file in files)
