@@ -106,6 +106,13 @@ def run_again(module: nn.Module, *, of_spikes: bool) -> nn.Module:
     return memopt.checkpoint_module(module, compressor=memopt.BitSpikeCompressor() if of_spikes else None)
 
 
+def wrapped_by(variant: jelly.Variant, width: float, batch: int, T: int) -> Wrapped:
+    """What one of SpikingJelly's ways to train wraps."""
+    if variant.optimized in SHARES:
+        return level_1(variant.optimized, width)
+    return found_by_level(int(variant.optimized), width, batch, T) if variant.optimized else (NOTHING,) * UNITS
+
+
 def trainer(
     variant: jelly.Variant, width: float, batch: int, T: int,
     prepare: Callable[[nn.Sequential], nn.Sequential] = lambda model: model,
@@ -113,8 +120,5 @@ def trainer(
     """An object that trains ResNet-18 in one of SpikingJelly's ways; `prepare` may change the model before it is
     wrapped."""
     model = prepare(jelly.resnet18(variant.mode, online=variant.online, width=width))
-    if variant.optimized in SHARES:
-        apply(model, level_1(variant.optimized, width))
-    elif variant.optimized:
-        apply(model, found_by_level(int(variant.optimized), width, batch, T))
+    apply(model, wrapped_by(variant, width, batch, T))
     return jelly.Trainer(model, SGD, variant.mode, online=variant.online)

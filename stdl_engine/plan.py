@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ with extra("train", __name__):
     from .printer import WIDTH, Printer
     from .recipes import RECIPES, SMALLEST_BATCH, Recipe, by_rule, find
     from .stopping import StopSignals
-    from .tradeoff import as_csv, choice_table, draw, trade_off
+    from .tradeoff import Point, as_csv, choice_table, draw, read_points, trade_off
 
 HEADINGS = ("subnetwork", "auxiliary network")
 COMPARED = ("bptt", "sltt", "decolle", "ell", "stdl")
@@ -43,6 +44,9 @@ class Options(Recipe):
     """All rules side by side, in both forms of memory."""
     curve: Path | None = None
     """Write each rule's trade-off of bytes against work to this file as CSV, and beside it as a picture (.png)."""
+    beside: Path | None = None
+    """With --curve: also show the points of this file that are of the same network, batch and time steps. The file is
+    one that --curve has written, or `python -m bench.memopt_points`."""
     fit: str | None = None
     """The largest batch that fits into this much memory, "24GiB", for each rule, or for the one that --rule names."""
     stages: int | None = None
@@ -94,8 +98,10 @@ def command(arguments: list[str], stop: StopSignals) -> None:
         table = fit_table(answer, options.fit)
     elif options.curve is not None:
         rules = (recipe.rule,) if "rule" in named else COMPARED
-        predictions = write_curve(recipe, rules, options.curve, progress)
-        answer, table = [as_json(p) for p in predictions], choice_table(predictions)
+        beside = read_beside(recipe, options.beside, progress)
+        predictions = write_curve(recipe, rules, options.curve, progress, beside)
+        answer = [*map(as_json, predictions), *map(asdict, beside)]
+        table = choice_table(predictions, beside=beside)
     else:
         with progress.console.status("planning"):
             prediction = predict_peak(recipe)
@@ -133,12 +139,13 @@ def parse_options(arguments: list[str]) -> tuple[Options, set[str]]:
 
 
 def _check_rank_options(typed: set[str]) -> None:
-    """Reject options about ranks that would have no effect."""
+    """Reject options about ranks, and those of another option, that would have no effect."""
     modes = {"stages", "scaling", "compare", "fit", "curve"}
     if {"stages", "scaling"} & typed and len(modes & typed) > 1:
         one, other, *_ = sorted(modes & typed)
         raise ValueError(f"--{one} and --{other} ask two questions: leave one of them out.")
-    for name, needed in (("ranks", "stages"), ("rank_speed", "scaling"), ("bandwidth", "scaling")):
+    needs = ("ranks", "stages"), ("rank_speed", "scaling"), ("bandwidth", "scaling"), ("beside", "curve")
+    for name, needed in needs:
         if name in typed and needed not in typed:
             raise ValueError(f"--{name.replace('_', '-')} is for --{needed}: pass both, or neither.")
 
@@ -168,8 +175,20 @@ def compare(recipe: Recipe, progress: Printer) -> list[Prediction]:
     return predictions
 
 
-def write_curve(recipe: Recipe, rules: tuple[str, ...], path: Path, progress: Printer) -> list[Prediction]:
-    """Write the trade-off of each rule as a file of values and a picture."""
+def read_beside(recipe: Recipe, path: Path | None, progress: Printer) -> list[Point]:
+    """The points to show beside those of the recipe."""
+    if path is None:
+        return []
+    found, strangers = read_points(path, recipe)
+    if strangers:
+        progress.say(f"left out: {strangers} points in {path} of another network, batch or number of time steps")
+    return found
+
+
+def write_curve(
+    recipe: Recipe, rules: tuple[str, ...], path: Path, progress: Printer, beside: Sequence[Point] = ()
+) -> list[Prediction]:
+    """Write the trade-off of each rule, and the points of others, as a file of values and a picture."""
     predictions = []
     for rule in rules:
         with progress.console.status(f"planning {rule}") as status:
@@ -177,8 +196,9 @@ def write_curve(recipe: Recipe, rules: tuple[str, ...], path: Path, progress: Pr
                 predictions.append(found)
                 status.update(f"planning {rule}: {format_bytes(found.peak_bytes)}, {found.cost:.2f}× the work")
     title = f"{recipe.name}: batch {recipe.batch_size}, T={recipe.steps}"
-    write_atomically(path.with_suffix(".csv"), as_csv(predictions))
-    write_atomically(path.with_suffix(".png"), draw(predictions, title))
+    points = [Point.of(p) for p in predictions]
+    write_atomically(path.with_suffix(".csv"), as_csv([*points, *beside], recipe))
+    write_atomically(path.with_suffix(".png"), draw(points, title, beside))
     progress.say(f"written: {path.with_suffix('.csv')}, {path.with_suffix('.png')}")
     return predictions
 

@@ -5,12 +5,14 @@ import io
 import json
 import re
 import sys
+from dataclasses import asdict, replace
 
 import pytest
 
 from stdl_engine.plan import main
 from stdl_engine.planning import tradeoff
-from stdl_engine.recipes import RECIPES
+from stdl_engine.recipes import RECIPES, find
+from stdl_engine.tradeoff import Point, as_csv, read_points
 
 SMALL = ["--width", "0.0625", "--batch-size", "8", "--steps", "2"]
 
@@ -160,9 +162,89 @@ def test_the_curve_is_values_and_a_picture(capsys, tmp_path, monkeypatch):
     assert not (tmp_path / "no.csv").exists()
 
 
+def point(**changes):
+    figures = {"rule": "Another", "memory": "level 2", "batch_size": 8, "steps": 2, "peak_bytes": 1_234_567}
+    return Point(**figures | {"cost": 1.25, "subnetworks": 1, "recompute": ("0", "3.1")} | changes)
+
+
+def small_recipe(**changes):
+    return replace(find("resnet18"), width=0.0625, batch_size=8, steps=2, **changes)
+
+
+def test_points_of_others_are_a_series_of_their_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(tradeoff, "POINTS", 2)
+    others = tmp_path / "others.csv"
+    pages = [as_csv([point()], small_recipe()), as_csv([point(batch_size=16)], replace(small_recipe(), batch_size=16))]
+    others.write_text(pages[0] + pages[1].partition("\n")[2])
+    command = ["resnet18", *SMALL, "--rule", "sltt", "--curve", str(tmp_path / "curve")]
+    assert main(command) == 0
+    alone = (tmp_path / "curve.png").read_bytes()
+    assert main([*command, "--beside", str(others)]) == 0
+    said = capsys.readouterr()
+    assert "Another, level 2" in said.out
+    assert f"left out: 1 points in {others}" in said.err.replace("\n", "")
+    with (tmp_path / "curve.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["rule"] for row in rows] == ["SLTT", "SLTT", "Another"]
+    assert (rows[-1]["peak_bytes"], rows[-1]["cost"], rows[-1]["recompute"]) == ("1234567", "1.2500", "0 3.1")
+    assert {(row["model"], row["width"], row["batch_size"], row["steps"]) for row in rows} == {
+        ("resnet18", "0.0625", "8", "2")
+    }
+    assert (tmp_path / "curve.png").read_bytes() != alone
+    again = as_json(capsys, *command, "--beside", str(tmp_path / "curve.csv"))  # what it has written, it reads
+    assert [found["rule"] for found in again] == ["SLTT", "SLTT", "SLTT", "SLTT", "Another"]
+    assert again[-1] == json.loads(json.dumps(asdict(point())))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"batch_size": 16}, "it has points with batch_size 16 (here 8)."),
+        ({"steps": 4}, "it has points with steps 4 (here 2)."),
+        ({"width": 0.125}, "it has points with width 0.125 (here 0.0625)."),
+        ({"neuron": "plif"}, "it has points with neuron plif (here lif)."),
+        ({"precision": "bf16"}, "it has points with precision bf16 (here fp32)."),
+        ({"optimizer": "adamw"}, "it has points with optimizer adamw (here sgd)."),
+        ({"in_shape": (3, 64, 64)}, "it has points with in_shape 3x64x64 (here 3x32x32)."),
+    ],
+    ids=str,
+)
+def test_points_of_something_else_are_not_shown(tmp_path, changes, says):
+    (tmp_path / "others.csv").write_text(as_csv([point()], replace(small_recipe(), **changes)))
+    with pytest.raises(ValueError, match="has no point of this network, batch and time steps") as error:
+        read_points(tmp_path / "others.csv", small_recipe())
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no column rule: pass a file of points that --curve has written."),
+        ("rule,memory\nA,b\n", "has no column batch_size: pass a file of points that --curve has written."),
+        (b"\xff\xfe\x00", "is no file of points ('utf-8' codec"),
+        (("1234567", "many"), "is broken at row 2 (invalid literal for int() with base 10: 'many')"),
+        (("1234567", "-3"), "is broken at row 2 (peak_bytes and cost must be larger than 0)"),
+        (("1.2500", "nan"), "is broken at row 2 (peak_bytes and cost must be larger than 0)"),
+    ],
+    ids=str,
+)
+def test_a_file_that_has_no_points_is_one_line(capsys, tmp_path, text, says):
+    if isinstance(text, tuple):
+        text = as_csv([point()], small_recipe()).replace(*text)
+    (tmp_path / "others.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    arguments = ["--curve", str(tmp_path / "curve"), "--beside", str(tmp_path / "others.csv")]
+    assert main(["resnet18", *SMALL, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "curve.csv").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["resnet18", "--beside", "x.csv"], "--beside is for --curve: pass both, or neither."),
+        (["resnet18", "--curve", "x", "--beside", "no/such.csv"], "no/such.csv"),
         (["resnet99"], "unknown recipe or model 'resnet99': the recipes are digits"),
         (["resnet18", "--rule", "magic"], "unknown rule 'magic': choose from bptt"),
         (["resnet18", "--batch-size", "1"], "--batch-size is 1: it must be 2 or more"),

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..neurons import Neuron
 from .pieces import Carried
-from .spikes import Bits, keep, restore
+from .spikes import Bits
 
 
 class _Enter(torch.autograd.Function):
@@ -98,61 +97,6 @@ class Gradients:
     def take(self, key: object) -> Tensor | None:
         """The gradient of a map, which is held here no longer."""
         return next(iter(self._parts.pop(key, ())), None)
-
-
-class Firing:
-    """One online time step of a neuron layer inside a piece that runs without a graph.
-
-    Online a layer's gradient needs its state and nothing else, so the layer itself does not run again: the graph of its
-    step is recorded, and when the piece runs again the step is replayed from the record.
-    """
-
-    def __init__(self, *, unread: bool) -> None:
-        self.unread = unread
-        """Whether nobody reads the spikes of the second run."""
-        self._gradients: list[Tensor] = []
-
-    def record(self, neuron: Neuron, x: Tensor) -> Tensor:
-        """The time step, done for good."""
-        may_overwrite, neuron.overwrite = neuron.overwrite, False  # autograd has no such thing for the start of a graph
-        with torch.enable_grad():
-            try:
-                spikes = neuron.advance(enter(x, self._gradients.append))
-            finally:
-                neuron.overwrite = may_overwrite
-            given = self._gradients  # not self, which holds the graph: a ring would keep the state alive
-            self._root = leave([spikes], lambda: [given.pop()]) if spikes.requires_grad else None
-        spikes = spikes.detach()
-        self._small = spikes.new_zeros(()).expand(spikes.shape) if self.unread else keep(spikes)
-        return spikes
-
-    def replay(self, _: Neuron, x: Tensor) -> Tensor:
-        """The same spikes as a function of the input, for a gradient; the layer's state stays as it is."""
-        return _Replayed.apply(x, self)
-
-    def spikes(self) -> Tensor:
-        return restore(self._small).detach()  # another tensor: one with a graph, held here, would make a ring
-
-    def back(self, grad: Tensor) -> Tensor | None:
-        """The gradient of the step's input from that of its spikes."""
-        root, self._root = self._root, None
-        if root is None:
-            return None
-        self._gradients.append(grad)
-        del grad
-        root.backward()
-        return self._gradients.pop()
-
-
-class _Replayed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, firing: Firing) -> Tensor:
-        ctx.firing = firing
-        return firing.spikes()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
-        return ctx.firing.back(grad), None
 
 
 class Rerun:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..memory.firing import Firing
 from ..memory.pieces import Carried
-from ..memory.recompute import Entering, Firing, Gradients, Rerun, leave
+from ..memory.recompute import Entering, Gradients, Rerun, leave
 from ..memory.spikes import Kept, keep, saving
 from ..memory.tracker import mark
 from ..neurons import Neuron
@@ -80,6 +81,14 @@ class Recomputation:
             gradients = self.gradients
             run.roots[t] = leave([ends[key] for key in keys], lambda: [gradients.take(key) for key in keys])
 
+    def replay(self, run: StageRuns, t: int, maps: Sequence[Carried], firings: Sequence[Firing]) -> None:
+        """Run a stage again with a graph, its neurons replayed from what was recorded."""
+        replays = [firing.replay for firing in firings]
+        with torch.enable_grad(), saving("lean"), run.rerun.again(t), run.standing_in(replays):
+            ends: dict[object, Tensor] = {(run.number, t): run.stage.run(self.inputs(run, maps, t))}
+            ends |= {firing: firing.tick for firing in firings if firing.tick is not None}
+            self.end_graph(run, t, ends)
+
     def go_back(self, run: StageRuns, t: int) -> None:
         """Backward through one run of a stage, and free its graph."""
         mark(step=t, unit=run.stage.name, phase="backward")
@@ -117,8 +126,11 @@ class OnlineStep(Recomputation):
         del grad
         for run in reversed(self.runs):
             self.maps[run.number] = None
-            if run.level:
-                self._again(run)
+            firings = self.firings.pop(run.number, [])
+            if run.level and self.wanted[run.number]:
+                mark(unit=run.stage.name, phase="recompute")
+                carried = [Carried(self.maps[number]) for number in run.stage.reads]
+                self.replay(run, self.t, carried, firings)
             self.go_back(run, self.t)
         torch.clear_autocast_cache()
 
@@ -132,11 +144,3 @@ class OnlineStep(Recomputation):
             y = run.stage.run(self.inputs(run, inputs, self.t))
             self.end_graph(run, self.t, {(run.number, self.t): y})
         return y.detach()
-
-    def _again(self, run: StageRuns) -> None:
-        mark(unit=run.stage.name, phase="recompute")
-        carried = [Carried(self.maps[number]) for number in run.stage.reads]
-        replays = [firing.replay for firing in self.firings.pop(run.number)]
-        with torch.enable_grad(), saving("lean"), run.rerun.again(self.t), run.standing_in(replays):
-            y = run.stage.run(self.inputs(run, carried, self.t))
-            self.end_graph(run, self.t, {(run.number, self.t): y})

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..memory.firing import Chain, FiringThroughTime
 from ..memory.pieces import Carried
 from ..memory.recompute import enter
 from ..memory.spikes import Kept, keep, saving
@@ -65,8 +66,9 @@ class ExactSteps(Recomputation):
             for run in reversed(self.runs):
                 for t in steps:
                     self.maps[run.number][t] = None
-                go_back = self._back_step_by_step if run.level == 2 else self._back
-                go_back(run, steps)
+                if self.wanted[run.number]:
+                    go_back = self._back_step_by_step if run.level == 2 else self._back
+                    go_back(run, steps)
                 torch.clear_autocast_cache()
 
     def _first(self, run: StageRuns, t: int) -> None:
@@ -96,21 +98,33 @@ class ExactSteps(Recomputation):
             self.go_back(run, t)
 
     def _back_step_by_step(self, run: StageRuns, steps: range) -> None:
-        """The same with the graph of one time step at a time, from the states before each."""
-        before = [self._states_before(run, steps[0])]
-        for t in steps[:-1]:
-            mark(step=t, phase="recompute")
-            _set_states(run.neurons, before[-1])
-            with torch.no_grad(), run.rerun.again(t, keep_draws=True):
-                run.stage.run(self._carried(run, t))
-            before.append(_states(run.neurons))
+        """The same with the graph of one time step at a time. A first run records the time steps of the neurons, whose
+        graphs are a membrane each. Where the stage ends in a neuron, the gradient goes back through all its time steps
+        before anything else runs again."""
+        firings = self._record(run, steps)
+        for t in reversed(steps):
+            mark(step=t, unit=run.stage.name, phase="backward")
+            for fired in (fired for firing in firings[t] if firing.unread for fired in firing.fired):
+                fired.back_ahead(self.gradients.take((run.number, t)))
         for t in reversed(steps):
             mark(step=t, phase="recompute")
-            _set_states(run.neurons, before.pop())
-            with run.rerun.again(t):
-                self._with_graph(run, t)
-            self._forget(run)
+            self.replay(run, t, self._carried(run, t), firings.pop(t))
             self.go_back(run, t)
+
+    def _record(self, run: StageRuns, steps: range) -> dict[int, list[FiringThroughTime]]:
+        """Time steps of the stage's neurons, by running the stage without a graph of its own."""
+        chains = [Chain(self.gradients, neuron, steps) for neuron in run.neurons]
+        ends_in = run.stage.piece.ends_in
+        firings = {t: [FiringThroughTime(c, unread=c.neuron is ends_in) for c in chains] for t in steps}
+        _set_states(run.neurons, self._states_before(run, steps[0]))
+        for t in steps if run.neurons else ():
+            mark(step=t, phase="recompute")
+            recording = run.standing_in([firing.record for firing in firings[t]])
+            with torch.no_grad(), saving("lean"), run.rerun.again(t, keep_draws=True), recording:
+                run.stage.run(self._carried(run, t))
+        self._forget(run)
+        torch.clear_autocast_cache()
+        return firings
 
     def _with_graph(self, run: StageRuns, t: int) -> Tensor:
         """A time step with its own graph, which begins at its inputs and at the states before it."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from stdl_engine import FusedALIF, FusedLIF, FusedPLIF
+from stdl_engine.memory.pieces import Piece
 from stdl_engine.models import MODELS
 from stdl_engine.planning.plan import Recompute
 from stdl_engine.rules import BPTT, RULES, SLTT
@@ -194,18 +195,75 @@ def test_frozen_weights(rule):
     data = batches(1)
     plan = {} if rule == "bptt" else {"budget": 1.0}
     _, plain, _ = trained(rule, data, frozen, **plan)
-    _, again, _ = trained(rule, data, frozen, recompute="all", **plan)
-    assert_same(plain, again)
+    for way in ("all", "twice"):
+        _, again, _ = trained(rule, data, frozen, recompute=way, **plan)
+        assert_same(plain, again)
 
 
-@pytest.mark.parametrize("rule", ["bptt", "stdl"])
-def test_nothing_is_held_after_a_step(rule):
+@pytest.mark.parametrize("rule", ["bptt", "sltt"])
+def test_a_neuron_that_learns_from_an_input_that_does_not(rule):
+    def frozen():
+        model = small(neuron=FusedPLIF)
+        for layer in (model[0].conv, model[0].norm):
+            layer.requires_grad_(False)
+        return model
+
+    data = batches(1)
+    before, plain, _ = trained(rule, data, frozen)
+    assert not torch.equal(before["model.0.neuron.w"], plain["model.0.neuron.w"])
+    for way in ("all", "twice"):
+        _, again, _ = trained(rule, data, frozen, recompute=way)
+        assert_same(plain, again)
+
+
+class CallsTwice(ConvUnit):
+    """A unit that calls its neuron twice in a time step, the second time with the spikes of the first call, or with
+    those as a constant, so that only the state's gradient reaches the first call."""
+
+    def __init__(self, constant):
+        super().__init__(8, 8, functools.partial(FusedLIF, decay=0.5))
+        self.neuron.overwrite = False  # its input is read twice
+        self.constant = constant
+
+    def forward(self, x):
+        current = self.norm(self.conv(x))
+        first = self.neuron(current)
+        return self.neuron(0.5 * current + 0.5 * (first.detach() if self.constant else first))
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_neuron_that_is_called_twice_in_a_time_step(constant):
+    def network():
+        torch.manual_seed(5)
+        return nn.Sequential(ConvUnit(3, 8), CallsTwice(constant), Head(8, 10))
+
+    assert_recomputing_changes_nothing("bptt", batches(1), network, ways=("all", "twice"))
+
+
+def test_a_piece_that_calls_the_neuron_it_ends_in_twice():
+    class Ends(CallsTwice):
+        def pieces(self):
+            return (Piece(self.forward, tuple(self.children()), ends_in=self.neuron),)
+
+        def forward(self, x):
+            return super().forward(x)
+
+    data = batches(1)
+    made = make("bptt", nn.Sequential(ConvUnit(3, 8), Ends(False), Head(8, 10)), data[0][0], recompute="twice")
+    with pytest.raises(
+        ValueError, match=r"^a piece that ends in its FusedLIF calls it twice in a time step, and the f"
+    ):
+        train(made, data, T)
+
+
+@pytest.mark.parametrize(("rule", "recompute"), [("bptt", "all"), ("bptt", "twice"), ("stdl", "all")])
+def test_nothing_is_held_after_a_step(rule, recompute):
     """Rings of references would keep the states of one subnetwork alive while the next one runs."""
     import gc
     import weakref
 
     data = batches(1)
-    made = make(rule, small(), data[0][0], recompute="all")
+    made = make(rule, small(), data[0][0], recompute=recompute)
     states = []
     neuron = made.model[1].neuron1
     keep = type(neuron).reset
