@@ -168,6 +168,7 @@ def draw(points: Sequence[Point], title: str, beside: Sequence[Point] = ()) -> b
             axes.annotate("\n".join(here), place, textcoords="offset points", xytext=(6, 4), fontsize="small")
     axes.set(xscale="log", xlabel="peak of a training step, GB", ylabel="multiply-adds relative to plain BPTT")
     axes.set_title(title, loc="left")
+    axes.margins(x=0.12)  # room for the labels
     axes.grid(which="both", alpha=0.3)
     axes.legend()
     page = io.BytesIO()

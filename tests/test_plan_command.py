@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from stdl_engine import plan
+from stdl_engine.building import predict_peak
 from stdl_engine.plan import main
 from stdl_engine.planning import tradeoff
 from stdl_engine.recipes import RECIPES, find
@@ -172,7 +174,8 @@ def small_recipe(**changes):
 
 
 def test_points_of_others_are_a_series_of_their_own(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(tradeoff, "POINTS", 2)
+    planned = predict_peak(small_recipe(rule="sltt"))
+    monkeypatch.setattr(plan, "trade_off", lambda recipe, rule: [planned, replace(planned, peak_bytes=1_000_000)])
     others = tmp_path / "others.csv"
     pages = [as_csv([point()], small_recipe()), as_csv([point(batch_size=16)], replace(small_recipe(), batch_size=16))]
     others.write_text(pages[0] + pages[1].partition("\n")[2])
