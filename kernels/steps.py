@@ -47,7 +47,7 @@ class Options(Protocol):
 
     @property
     def reads_past(self) -> bool:
-        """Whether the past's value is read to go back."""
+        """Whether backward reads the past's value."""
 
     def keywords(self, learned: bool) -> dict[str, Any]:
         """The same for the plain step, where the decay is `learned` or not."""

@@ -26,7 +26,7 @@ def forward(operands: Forward, options: Options) -> None:
 
 def backward(operands: Backward, options: Options) -> None:
     """g = grad_m + grad_spikes[t] · surrogate(m[t] - threshold);  grad_x[t] = scale · g;
-    grad_m = decay · g · reset'(m[t-1]), to go on with at the step before.
+    grad_m = decay · g · reset'(m[t-1]), which the previous step continues with.
 
     A learned decay: grad_w = decay · (1 - decay) · Σ g · u, or decay · Σ g · (u - m) where it scales the input, too,
     with u = reset(m[t-1]).
@@ -34,7 +34,7 @@ def backward(operands: Backward, options: Options) -> None:
     partial = None if operands.grad_w is None else operands.m.new_empty(-(-operands.m.numel() // CHUNK))
     reset, detach = options.reset, options.detach_reset
     if operands.grad_m_first is None and (operands.online or operands.steps == 1):
-        detach = True  # nothing goes back through the reset: one kernel for all of these
+        detach = True  # no gradient passes through the reset: one kernel for all of these
         reset = "none" if partial is None else reset
     arithmetic = element(operands.grad_x.dtype).arithmetic
     fires, scales = operands.grad_spikes is not None, options.scale_by_decay and partial is not None

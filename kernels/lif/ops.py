@@ -51,7 +51,7 @@ class Options(NamedTuple):
 
     @property
     def reads_past(self) -> bool:
-        """Whether the past's value is read to go back: not where the reset has no part in the gradient."""
+        """Whether backward reads the past's value: not where the reset has no part in the gradient."""
         return self.reset == "hard" or (self.reset == "soft" and not self.detach_reset)
 
     def keywords(self, learned: bool) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def lif_sequence(
     Args:
         x: input current, [T, ...] with T at least 1; or the samples of T steps in one batch, [T·B, ...], where the
             state has B.
-        m_prev: membrane before reset at the step before the first, shape of `x[0]`.
+        m_prev: membrane before reset, before the first step; shape of `x[0]`.
         pack: also write the spikes as bits, for `kernels.bits_of(spikes)`.
         online: to every step the past is a constant, and the new membrane is cut from the graph.
         decay, threshold, reset, reset_value, detach_reset, scale, surrogate, backend: as for `lif_step`.

@@ -108,7 +108,7 @@ def lif_gradient_at(
     p_grad_spikes, p_grad_x, b_grad, b_m, o_n, o_t, n, threshold, scale, a, b,
     SURROGATE: tl.constexpr, HAS_GRAD_SPIKES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of m at the offset `o_t`, from `b_grad` of the step after; the input's is written."""
+    """The gradient of m at the offset `o_t`, from `b_grad` of the next step; the input's is written."""
     if HAS_GRAD_SPIKES:
         b_grad_spikes = tl.load(p_grad_spikes + o_t + o_n, mask=o_n < n).to(b_m.dtype)
         b_grad = b_grad + b_grad_spikes * SURROGATE(b_m - threshold, a, b)

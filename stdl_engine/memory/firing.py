@@ -51,8 +51,8 @@ class Firing:
         self.fired: list[Fired] = []
         """A layer may be called more than once in a time step."""
         self.tick: Tensor | None = None
-        """Goes from one replayed call to the next, so that they go back in turn, each of them whether or not a gradient
-        of its spikes is there."""
+        """Links each replayed call to the next, so that their backward passes run in turn, even of calls whose spikes
+        have no gradient."""
 
     def record(self, neuron: Neuron, x: Tensor) -> Tensor:
         """A call, done for good."""
@@ -74,7 +74,7 @@ class Firing:
         return spikes
 
     def advance(self, neuron: Neuron, x: Tensor, slot: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
-        """The spikes, and what to go back from, with the gradient of the spikes that is then in the slot."""
+        """The spikes, and the root of their graph; its backward takes the spikes' gradient from the slot."""
         spikes = neuron.advance(x)
         return spikes, leave([spikes], lambda: [slot.pop()]) if spikes.requires_grad else None
 

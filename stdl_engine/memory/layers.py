@@ -1,10 +1,10 @@
 """Layers that take spikes and keep as little as they can for backward.
 
-The convolution keeps one bit a spike. PyTorch's backward makes the gradients of input and weight in one call, with the
-dense input alive throughout; here the weight's gradient comes first, and the unpacked spikes are freed before the
-input's is made. The average pool keeps nothing: its backward reads only the shape of its input. Both call PyTorch's own
-kernels on the same numbers, except where `kernels.spike_conv` convolves the bits themselves: on CPU with channels
-innermost in memory, in less time, its sums taken in another order.
+The convolution keeps one bit per spike. PyTorch's backward computes the gradients of input and weight in one call, with
+the dense input alive throughout; here the weight's gradient comes first, and the unpacked spikes are freed before the
+input's is computed. The average pool keeps nothing: its backward reads only the shape of its input. Both call PyTorch's
+own kernels on the same numbers, except where `kernels.spike_conv` convolves the bits themselves: on CPU with channels
+innermost in memory, in less time, with its sums taken in another order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _SpikeConv(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         if ctx.kept is None:
             raise RuntimeError(
-                "lean memory frees a layer's input as it goes back: the same graph cannot be used twice."
+                "lean memory frees a layer's input in its backward: the same graph cannot be used twice."
             )
         kept, ctx.kept = ctx.kept, None
         stride, padding, *_ = ctx.settings
@@ -145,7 +145,7 @@ class _BitConv(torch.autograd.Function):
 
 def convolve_bits(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor | None:
     """The convolution of spikes, or of sums of up to three, by their bits, which are all that is kept of them; None
-    where x is neither, or the kernels do not take it. The graph may go back more than once."""
+    where x is neither, or the kernels do not take it. The graph may be used more than once."""
     if not takes(x.shape, x.stride(), x.dtype, weight, (1, 1), 1):
         return None
     bits = bits_of(x)
@@ -154,12 +154,12 @@ def convolve_bits(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Seq
 
 
 def every_pixel(x: Tensor, down: int, right: int) -> Tensor:
-    """Every so manieth pixel of a map in memory of its own, with a small form if the map has one."""
+    """Every n-th pixel of a map in memory of its own, with a small form if the map has one."""
     return _Pixels.apply(x, down, right)
 
 
 class _Pixels(torch.autograd.Function):
-    """Every so manieth pixel of spikes, as a map of its own with its own small form; nothing is kept for backward."""
+    """Every n-th pixel of spikes, as a map of its own with its own small form; nothing is kept for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, down: int, right: int) -> Tensor:
@@ -209,7 +209,7 @@ class SpikeConv2d(PixelsFirst):
             if _takes(bits, self.weight, self.dilation, self.groups) and not torch.is_autocast_enabled("cpu"):
                 return self._convolved(way, self.weight, bits, stride)
         if isinstance(carried, Carried) and (shown := carried.repeated()) is not None:
-            # Once for all time steps of the chunk, whose gradients are added up before it goes back.
+            # Once for all time steps of the chunk, whose gradients are added up before this convolution's backward.
             return torch.cat([self.forward(shown.small)] * shown.times)
         image = x = dense(carried)
         if skips_pixels(self):

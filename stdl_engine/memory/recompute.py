@@ -59,7 +59,7 @@ class Entering(Carried):
 
 
 class _Leave(torch.autograd.Function):
-    """Where a graph ends: a number to go back from, that stands for maps which need not be held till then."""
+    """Where a graph ends: a number that stands for maps in the backward pass, so that the maps need not be held."""
 
     @staticmethod
     def forward(ctx: Any, give: Callable[[], Sequence[Tensor | None]], *maps: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class _Leave(torch.autograd.Function):
 
 
 def leave(maps: Sequence[Tensor], give: Callable[[], Sequence[Tensor | None]]) -> Tensor:
-    """A number whose `backward()` goes back from all of `maps`, with the gradients that `give` then returns. They are
+    """A number whose `backward()` starts at all of `maps`, with the gradients that `give` then returns. They are
     handed over: whoever gives them should hold them no longer."""
     return _Leave.apply(give, *maps)
 

@@ -1,4 +1,4 @@
-"""Spikes kept small: what autograd would save as a dense tensor is saved as one bit a spike, or as one byte where
+"""Spikes kept small: what autograd would save as a dense tensor is saved as one bit per spike, or as one byte where
 spikes were added up, and made dense again when backward asks for it.
 """
 
@@ -43,7 +43,7 @@ class Bits:
 
 @dataclass(frozen=True)
 class Counts:
-    """A sum of spikes as one byte an element."""
+    """A sum of spikes as one byte per element."""
 
     small: Tensor
     dtype: torch.dtype
@@ -79,7 +79,7 @@ def keep(t: Tensor) -> Bits | Counts | Tensor:
 
 
 def subsampled(t: Tensor, down: int, right: int) -> Tensor:
-    """Every so manieth pixel of a map in memory of its own, in the same order, and with a small form if the map has."""
+    """Every n-th pixel of a map in memory of its own, in the same order, and with a small form if the map has one."""
     chosen = t[:, :, ::down, ::right].contiguous(memory_format=suggest_memory_format(t))
     if bits_of(t) is not None:
         attach(chosen, pack(chosen))
@@ -125,7 +125,7 @@ class _AsItIs:
 
 
 def _version(t: Tensor) -> int | None:
-    """How often a tensor was changed, where that is counted: in inference mode it is not, and nothing goes back."""
+    """How often a tensor was changed, if that is counted: in inference mode it is not, and there is no backward."""
     return None if t.is_inference() else t._version
 
 

@@ -1,7 +1,7 @@
 """A still image, shown at every time step: the first convolution gives the same map each time, and runs once.
 
-Every time step goes back by itself, so gradients are the same to the last bit. The map takes no room of its own: it is
-what batch norm keeps for backward anyway, through time once instead of once per time step.
+Every time step has its own backward pass, so gradients are the same to the last bit. The map takes no extra room: batch
+norm keeps it for backward anyway, and with gradients through time it is kept once instead of once per time step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Convolutions of 1 × 1 with a stride read only every so manieth pixel: here those pixels are taken first.
+"""A 1 × 1 convolution with a stride reads only every n-th pixel: here those pixels are taken first.
 
 PyTorch's own kernel for the weight's gradient of such a convolution corrupts memory, or hangs, on CPUs without AVX-512
 where channels are innermost and fewer than 8 (docs/cpus.md). `SpikeConv2d` never calls it. A model may also have plain

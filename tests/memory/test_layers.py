@@ -34,7 +34,7 @@ def lean(layer):
 
 
 class OfPixels(nn.Conv2d):
-    """A strided convolution of 1 x 1 as what it is, an ordinary one of every so manieth pixel."""
+    """A strided convolution of 1 x 1 as what it is, an ordinary one of every n-th pixel."""
 
     def forward(self, x):
         down, right = self.stride
