@@ -8,7 +8,7 @@ running statistics are updated once, random numbers are drawn once, and hooks th
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..kernels.layout import is_dense
 from .pieces import Carried
 from .spikes import Bits
 
@@ -89,14 +90,23 @@ class Gradients:
 
     def settle(self) -> None:
         """Add up what came in. To be called between backwards: within one, a part may be in use elsewhere too."""
+        uses = Counter(_storage(part) for parts in self._parts.values() for part in parts)
         for parts in self._parts.values():
             while len(parts) > 1:
-                other = parts.pop()
-                parts[0] = parts[0].add_(other) if parts[0].dtype == other.dtype else parts[0] + other
+                one, other = parts.pop(0), parts.pop()
+                # Where two maps were added, both have the same gradient, which then is not ours to write over.
+                over, added = (one, other) if uses[_storage(one)] <= 1 else (other, one)
+                in_place = uses[_storage(over)] <= 1 and is_dense(over) and over.dtype == added.dtype
+                parts.insert(0, over.add_(added) if in_place else over + added)
 
     def take(self, key: object) -> Tensor | None:
         """The gradient of a map, which is held here no longer."""
         return next(iter(self._parts.pop(key, ())), None)
+
+
+def _storage(t: Tensor) -> int:
+    """What tensors that share memory have in common."""
+    return t.untyped_storage()._cdata
 
 
 class Rerun:

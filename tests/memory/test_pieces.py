@@ -6,6 +6,7 @@ import torch
 from stdl_engine import FusedLIF
 from stdl_engine.kernels import bits_of
 from stdl_engine.memory.pieces import Carried, add_over
+from stdl_engine.memory.recompute import Gradients
 from stdl_engine.memory.tracker import Tracker
 
 SHAPE = 3, 5, 4, 7
@@ -59,3 +60,36 @@ def test_a_sum_has_no_bits():
     carried = Carried(spikes, reads=2)
     current = 1 * carried.dense()
     assert bits_of(add_over(current, carried)) is None
+
+
+class TestGradientsOnTheirWay:
+    def add_up(self, **parts):
+        gradients = Gradients()
+        for key, given in parts.items():
+            for part in given:
+                gradients.receiver(key)(part)
+        gradients.settle()
+        return [gradients.take(key) for key in parts]
+
+    def test_parts_add_up_in_place(self):
+        one, other = torch.randn(2, 3), torch.randn(2, 3)
+        expected = one + other
+        (total,) = self.add_up(a=[one, other])
+        assert torch.equal(total, expected)
+        assert total is one
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_a_gradient_of_two_maps_stays_as_it_is(self, first):
+        """What was added up from two maps gives both the same tensor."""
+        shared, other, third = (torch.randn(2, 3) for _ in range(3))
+        before, expected = shared.clone(), shared + other + third
+        parts = [shared, other, third] if first else [other, third, shared]
+        a, b = self.add_up(a=parts, b=[shared])
+        torch.testing.assert_close(a, expected)
+        assert torch.equal(b, before)
+
+    def test_a_part_that_cannot_be_written_over(self):
+        """The gradient of a mean is one number, expanded."""
+        a, b = self.add_up(a=[torch.ones(()).expand(2, 3), torch.ones(()).expand(2, 3)], b=[torch.zeros(2)])
+        assert torch.equal(a, torch.full((2, 3), 2.0))
+        assert torch.equal(b, torch.zeros(2))
