@@ -39,7 +39,7 @@ $(VENV)/ready-docs: $(VENV)/ready
 	@touch $@
 
 test: setup  ## run the tests
-	$(WATCHDOG) 45m $(BIN)/python -m pytest $(PARALLEL)
+	$(WATCHDOG) 60m $(BIN)/python -m pytest $(PARALLEL)
 
 test-avx2: setup  ## run the tests of kernels, rules and memory as on a CPU without AVX-512, with two threads
 	$(AVX2) OMP_NUM_THREADS=$(THREADS) $(WATCHDOG) 30m $(BIN)/python -m pytest $(PARALLEL) tests/kernels tests/rules tests/memory
