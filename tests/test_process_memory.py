@@ -54,7 +54,8 @@ libc.free(libc.malloc(31 << 20))  # by which glibc learns to serve such blocks f
 def take():
     block = libc.malloc(4 << 20)
     libc.memset(block, 1, 4 << 20)
-    return block, libc.malloc(1000)  # the small one stays, and keeps the heap from shrinking
+    # The small one stays, and keeps the heap from shrinking. It is too large for the holes that Python has left.
+    return block, libc.malloc(100_000)
 before = _status("VmRSS")
 blocks = [take() for _ in range(20)]
 for large, small in blocks:
