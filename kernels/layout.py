@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,10 +27,13 @@ def is_dense(t: Tensor) -> bool:
 
 def same_order(t: Tensor, pattern: Tensor) -> bool:
     """Whether `t` has the memory order of the tensor `pattern` of its shape."""
-    if t.stride() == pattern.stride():
-        return True
+    return t.stride() == pattern.stride() or same_strides(t.shape, t.stride(), pattern.stride())
+
+
+def same_strides(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether two sets of strides of one shape mean the same memory order."""
     # The stride of a dimension of size one means nothing: convolutions and reshapes leave any number there.
-    return all(n == 1 or mine == other for n, mine, other in zip(t.shape, t.stride(), pattern.stride(), strict=True))
+    return all(n == 1 or mine == other for n, mine, other in zip(shape, strides, others, strict=True))
 
 
 def dense(t: Tensor) -> Tensor:

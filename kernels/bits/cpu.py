@@ -25,15 +25,15 @@ class _Record(ctypes.Structure):
 
 def unpack(packed: Tensor, dense: Tensor) -> None:
     """dense[i] = bit i % 8 of packed[i // 8], in memory order."""
-    _run(dense, packed, adds=False)
+    _run(packed, dense, adds=False)
 
 
 def add(packed: Tensor, dense: Tensor) -> None:
     """dense[i] += bit i % 8 of packed[i // 8], in memory order."""
-    _run(dense, packed, adds=True)
+    _run(packed, dense, adds=True)
 
 
-def _run(dense: Tensor, packed: Tensor, adds: bool) -> None:
+def _run(packed: Tensor, dense: Tensor, adds: bool) -> None:
     n = dense.numel()
     run(_kernel(dense.dtype, adds), _Record(0, n, packed.data_ptr(), dense.data_ptr()), n)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..layout import same_strides
 from ..operators import Operator
 from .geometry import Geometry
 
@@ -38,7 +39,7 @@ def _has_channels_innermost(shape: Sequence[int], strides: Sequence[int], weight
     whether its weight is."""
     _, channels, height, width = shape
     expected = (channels * height * width, 1, channels * width, channels)
-    agree = all(size == 1 or has == wants for size, has, wants in zip(shape, strides, expected, strict=True))
+    agree = same_strides(shape, strides, expected)
     ordered = height * width > 1 or (
         weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
     )

@@ -13,6 +13,7 @@ from torch._prims_common import suggest_memory_format
 
 from ..kernels.bits import unpack
 from ..kernels.bits.reference import pack
+from ..kernels.layout import same_strides
 from ..kernels.small_form import attach, bits_of, is_spikes, mark_counts
 from .tracker import is_tracking, note_saved
 
@@ -33,8 +34,8 @@ class Bits:
 
     def is_like(self, t: Tensor) -> bool:
         """Whether a tensor has the shape, dtype and memory order of the dense spikes."""
-        ordered = all(n == 1 or mine == its for n, mine, its in zip(self.shape, self.stride, t.stride(), strict=True))
-        return t.shape == self.shape and t.dtype == self.dtype and ordered
+        alike = t.shape == self.shape and t.dtype == self.dtype
+        return alike and same_strides(self.shape, self.stride, t.stride())
 
     def outline(self) -> Tensor:
         """A tensor of the same shape and of no size, for those who ask for nothing else."""

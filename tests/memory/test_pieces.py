@@ -7,6 +7,7 @@ from stdl_engine import FusedLIF
 from stdl_engine.kernels import bits_of
 from stdl_engine.memory.pieces import Carried, add_over
 from stdl_engine.memory.recompute import Gradients
+from stdl_engine.memory.spikes import keep
 from stdl_engine.memory.tracker import Tracker
 
 SHAPE = 3, 5, 4, 7
@@ -93,3 +94,12 @@ class TestGradientsOnTheirWay:
         a, b = self.add_up(a=[torch.ones(()).expand(2, 3), torch.ones(()).expand(2, 3)], b=[torch.zeros(2)])
         assert torch.equal(a, torch.full((2, 3), 2.0))
         assert torch.equal(b, torch.zeros(2))
+
+
+def test_bits_are_like_no_map_of_other_dimensions():
+    spikes, _ = spikes_with_history()
+    kept = keep(spikes)
+    assert kept.is_like(torch.empty(SHAPE))
+    assert not kept.is_like(torch.empty(SHAPE[1:]))
+    assert not kept.is_like(torch.empty(SHAPE, dtype=torch.float64))
+    assert not kept.is_like(torch.empty(SHAPE).contiguous(memory_format=torch.channels_last))
