@@ -1,13 +1,21 @@
 """A convolution over spikes that reads their bits: see README.md."""
 
-from .input_gradient import by_taps, is_weight_bound
-from .ops import spike_conv, spike_conv_add_weight_gradient, spike_conv_weight_gradient, takes
+from .input_gradient import by_taps, input_gradient, takes_winograd
+from .ops import (
+    spike_conv,
+    spike_conv_add_weight_gradient,
+    spike_conv_weight_gradient,
+    takes,
+    winograd_input_gradient,
+)
 
 __all__ = [
     "by_taps",
-    "is_weight_bound",
+    "input_gradient",
     "spike_conv",
     "spike_conv_add_weight_gradient",
     "spike_conv_weight_gradient",
     "takes",
+    "takes_winograd",
+    "winograd_input_gradient",
 ]

@@ -1,8 +1,9 @@
-"""The gradient of a convolution's input where the weight is larger than the maps: a product of matrices for each tap.
+"""The gradient of a convolution's input, by whichever way is fastest.
 
-A tap is one place of the kernel. PyTorch's kernel reorders such a weight at every call, which takes longer than using
-it. With channels innermost the weight of a tap is already a matrix, of output channels × channels. Only the pixels for
-which a tap lies inside the image take part: of small maps, a third of all taps lie outside.
+Where the weight is larger than the maps, it is a product of matrices for each tap. A tap is one place of the kernel.
+PyTorch's kernel reorders such a weight at every call, which takes longer than using it. With channels innermost the
+weight of a tap is already a matrix, of output channels × channels. Only the pixels for which a tap lies inside the
+image take part: of small maps, a third of all taps lie outside.
 """
 
 from __future__ import annotations
@@ -12,11 +13,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .ops import winograd_input_gradient
 
-def is_weight_bound(weight: Tensor, grad: Tensor) -> bool:
-    """Whether the inputs of all output pixels, written out, take no more memory than the weight."""
-    pixels = grad.numel() // grad.shape[1]
-    return pixels <= weight.shape[0]
+
+def input_gradient(
+    grad: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor | None:
+    """The gradient of the input of a convolution that `takes` takes; None where PyTorch's kernel is the fastest."""
+    out_channels, pixels = weight.shape[0], grad.numel() // grad.shape[1]
+    if takes_winograd(weight, stride, padding) and 2 * pixels > out_channels:
+        return winograd_input_gradient(grad, weight, shape, padding)
+    return by_taps(grad, weight, shape, stride, padding) if pixels <= out_channels else None
+
+
+def takes_winograd(weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether `winograd_input_gradient` can compute the gradient of the input of a convolution that `takes` takes."""
+    return weight.shape[2:] == (3, 3) and all(step == 1 for step in stride) and all(pad <= 2 for pad in padding)
 
 
 def by_taps(

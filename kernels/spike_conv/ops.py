@@ -90,6 +90,19 @@ def _add_weight_gradient(
     cpu.weight_gradient(bits, grad.contiguous(memory_format=torch.channels_last), geometry, into)
 
 
+def _input_gradient(grad: Tensor, weight: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
+    from . import winograd
+
+    found = _empty_input(grad, weight, shape, padding)
+    grad, weight = (t.contiguous(memory_format=torch.channels_last) for t in (grad, weight))
+    winograd.input_gradient(grad, weight, found, Geometry.of(shape, weight.shape, (1, 1), padding))
+    return found
+
+
+def _empty_input(grad: Tensor, weight: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
+    return torch.empty(tuple(shape), device=grad.device, memory_format=torch.channels_last)
+
+
 spike_conv = Operator("spike_conv", _convolve, _empty_output)
 """The convolution of spikes of this shape, channels innermost, given as bits; its output has channels innermost."""
 spike_conv_weight_gradient = Operator("spike_conv_weight_gradient", _weight_gradient, _empty_weight)
@@ -98,3 +111,5 @@ spike_conv_add_weight_gradient = Operator(
     "spike_conv_add_weight_gradient", _add_weight_gradient, lambda *_: None, mutates=("into",)
 )
 """Adds the same to a tensor whose channels are innermost."""
+winograd_input_gradient = Operator("winograd_input_gradient", _input_gradient, _empty_input)
+"""The gradient of the input from the output's, of a 3 × 3 convolution with stride 1; channels innermost."""

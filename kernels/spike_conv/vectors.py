@@ -17,21 +17,21 @@ VECTOR_BYTES = 4 * LANES
 SUBSETS = 16
 """The number of sums of a subset of four rows: one for each value of a nibble."""
 
-_INT64 = ir.IntType(64)
-_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+INT64 = ir.IntType(64)
+FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), 64)
 
 
-def _constant(value: int) -> ir.Constant:
-    return ir.Constant(_INT64, value)
+def constant(value: int) -> ir.Constant:
+    return ir.Constant(INT64, value)
 
 
-def _floats(builder: ir.IRBuilder, address: ir.Value, offset: int = 0) -> ir.Value:
-    return builder.inttoptr(builder.add(address, _constant(offset)), _FLOATS.as_pointer())
+def floats_at(builder: ir.IRBuilder, address: ir.Value, offset: int = 0) -> ir.Value:
+    return builder.inttoptr(builder.add(address, constant(offset)), FLOATS.as_pointer())
 
 
-def _rows(builder: ir.IRBuilder, address: ir.Value, pitch: ir.Value, count: int) -> list[ir.Value]:
-    return [builder.add(address, builder.mul(pitch, _constant(row))) for row in range(count)]
+def rows_at(builder: ir.IRBuilder, address: ir.Value, pitch: ir.Value, count: int) -> list[ir.Value]:
+    return [builder.add(address, builder.mul(pitch, constant(row))) for row in range(count)]
 
 
 def _shuffle(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: list[int]) -> ir.Value:
@@ -41,7 +41,7 @@ def _shuffle(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: list[int]) 
 @intrinsic
 def address_of(typingctx, place):
     """A pointer as an integer."""
-    return types.int64(place), lambda context, builder, signature, args: builder.ptrtoint(args[0], _INT64)
+    return types.int64(place), lambda context, builder, signature, args: builder.ptrtoint(args[0], INT64)
 
 
 @intrinsic
@@ -49,7 +49,7 @@ def word_at(typingctx, address):
     """64 bits that start at any byte."""
 
     def generate(context, builder, signature, args):
-        return builder.load(builder.inttoptr(args[0], _INT64.as_pointer()), align=1)
+        return builder.load(builder.inttoptr(args[0], INT64.as_pointer()), align=1)
 
     return types.uint64(address), generate
 
@@ -61,7 +61,9 @@ def _transposing(adds: bool, says: str) -> Callable:
     def transpose(typingctx, source, source_pitch, target, target_pitch):
         def generate(context, builder, signature, args):
             source, source_pitch, target, target_pitch = args
-            rows = [builder.load(_floats(builder, row), align=4) for row in _rows(builder, source, source_pitch, LANES)]
+            rows = [
+                builder.load(floats_at(builder, row), align=4) for row in rows_at(builder, source, source_pitch, LANES)
+            ]
             # Swap the off-diagonal quarters of ever smaller squares.
             for half in (8, 4, 2, 1):
                 first = [lane if not lane & half else lane - half + LANES for lane in range(LANES)]
@@ -69,8 +71,8 @@ def _transposing(adds: bool, says: str) -> Callable:
                 for i in (i for i in range(LANES) if not i & half):
                     a, b = rows[i], rows[i + half]
                     rows[i], rows[i + half] = _shuffle(builder, a, b, first), _shuffle(builder, a, b, second)
-            for row, address in zip(rows, _rows(builder, target, target_pitch, LANES), strict=True):
-                place = _floats(builder, address)
+            for row, address in zip(rows, rows_at(builder, target, target_pitch, LANES), strict=True):
+                place = floats_at(builder, address)
                 builder.store(builder.fadd(builder.load(place, align=4), row) if adds else row, place, align=4)
             return context.get_dummy_value()
 
@@ -89,7 +91,7 @@ def transpose_bits(typingctx, address):
     """Transpose 64 words of 64 bits, in place."""
 
     def generate(context, builder, signature, args):
-        places = [builder.add(args[0], _constant(8 * word)) for word in range(64)]
+        places = [builder.add(args[0], constant(8 * word)) for word in range(64)]
         loaded = [builder.load(builder.inttoptr(place, _BYTES.as_pointer()), align=8) for place in places[::8]]
         # Halves of even and of odd bytes, three times: the last has, for each byte of a word, that byte of all words.
         groups = {0: loaded}
@@ -104,8 +106,8 @@ def transpose_bits(typingctx, address):
         zero = ir.Constant(_BYTES, [0] * 64)
         for byte, (vector,) in groups.items():
             for bit in reversed(range(8)):  # the sign is the highest bit; doubling moves the next one there
-                signs = builder.bitcast(builder.icmp_signed("<", vector, zero), _INT64)
-                builder.store(signs, builder.inttoptr(places[8 * byte + bit], _INT64.as_pointer()), align=8)
+                signs = builder.bitcast(builder.icmp_signed("<", vector, zero), INT64)
+                builder.store(signs, builder.inttoptr(places[8 * byte + bit], INT64.as_pointer()), align=8)
                 vector = builder.add(vector, vector)
         return context.get_dummy_value()
 
@@ -123,16 +125,18 @@ def subset_sums(vectors: int) -> Callable:
             rows, pitch, table = args
             for k in range(vectors):
                 row = [
-                    builder.load(_floats(builder, place, k * VECTOR_BYTES), align=4)
-                    for place in _rows(builder, rows, pitch, 4)
+                    builder.load(floats_at(builder, place, k * VECTOR_BYTES), align=4)
+                    for place in rows_at(builder, rows, pitch, 4)
                 ]
-                sums = [ir.Constant(_FLOATS, [0.0] * LANES)]
+                sums = [ir.Constant(FLOATS, [0.0] * LANES)]
                 for place in range(4):
                     sums += [
                         row[place] if m == 0 else builder.fadd(so_far, row[place]) for m, so_far in enumerate(sums)
                     ]
                 for m, total in enumerate(sums):
-                    builder.store(total, _floats(builder, table, (m * vectors + k) * VECTOR_BYTES), align=VECTOR_BYTES)
+                    builder.store(
+                        total, floats_at(builder, table, (m * vectors + k) * VECTOR_BYTES), align=VECTOR_BYTES
+                    )
             return context.get_dummy_value()
 
         return types.void(rows, pitch, table), generate
@@ -148,16 +152,16 @@ def add_subsets(vectors: int, nibbles: int) -> Callable:
     def add(typingctx, target, tables, word):
         def generate(context, builder, signature, args):
             target, tables, word = args
-            total = [builder.load(_floats(builder, target, k * VECTOR_BYTES), align=4) for k in range(vectors)]
+            total = [builder.load(floats_at(builder, target, k * VECTOR_BYTES), align=4) for k in range(vectors)]
             size = vectors * VECTOR_BYTES
             for nibble in range(nibbles):
-                chosen = builder.and_(builder.lshr(word, _constant(4 * nibble)), _constant(15))
-                row = builder.add(tables, builder.mul(chosen, _constant(size)))
+                chosen = builder.and_(builder.lshr(word, constant(4 * nibble)), constant(15))
+                row = builder.add(tables, builder.mul(chosen, constant(size)))
                 for k in range(vectors):
-                    place = _floats(builder, row, nibble * SUBSETS * size + k * VECTOR_BYTES)
+                    place = floats_at(builder, row, nibble * SUBSETS * size + k * VECTOR_BYTES)
                     total[k] = builder.fadd(total[k], builder.load(place, align=VECTOR_BYTES))
             for k in range(vectors):
-                builder.store(total[k], _floats(builder, target, k * VECTOR_BYTES), align=4)
+                builder.store(total[k], floats_at(builder, target, k * VECTOR_BYTES), align=4)
             return context.get_dummy_value()
 
         return types.void(target, tables, word), generate

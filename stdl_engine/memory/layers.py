@@ -21,8 +21,7 @@ from torch.nn.modules.utils import _pair
 from ..kernels.bits import planes_of
 from ..kernels.small_form import bits_of
 from ..kernels.spike_conv import (
-    by_taps,
-    is_weight_bound,
+    input_gradient,
     spike_conv,
     spike_conv_add_weight_gradient,
     spike_conv_weight_gradient,
@@ -93,8 +92,8 @@ def _takes(bits: Bits, weight: Tensor, dilation: Sequence[int], groups: int) -> 
 
 def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
     stride, padding, dilation, *_, groups = ctx.settings
-    if ctx.from_bits and is_weight_bound(weight, grad):
-        return by_taps(grad, weight, ctx.shape, stride, padding)
+    if ctx.from_bits and (found := input_gradient(grad, weight, ctx.shape, stride, padding)) is not None:
+        return found
     # A transposed convolution is the same kernel as `convolution_backward`, which would ask for the input, and on CPU
     # copy whatever stood in for it, only to read its shape.
     weight = _channels_last(weight) if ctx.channels_last else weight.contiguous()

@@ -13,7 +13,6 @@ from torch.library import opcheck
 
 from stdl_engine.kernels.spike_conv import (
     by_taps,
-    is_weight_bound,
     spike_conv,
     spike_conv_add_weight_gradient,
     spike_conv_weight_gradient,
@@ -171,9 +170,3 @@ class TestTakes:
         assert not accepts(spikes, weight, [2, 2], 1)
         assert not accepts(spikes, weight, [1, 1], 2)
         assert not accepts(spikes.to("meta"), weight.to("meta"), [1, 1], 1)
-
-
-def test_weight_bound_means_the_columns_are_smaller():
-    weight = torch.randn(64, 32, 3, 3)
-    assert is_weight_bound(weight, torch.randn(4, 64, 4, 4))
-    assert not is_weight_bound(weight, torch.randn(5, 64, 4, 4))
