@@ -1,4 +1,4 @@
-"""The growth of a process relative to the peak of its live tensors, with glibc's malloc as it is and kept tight.
+"""The growth of a process relative to the peak of its live tensors, by the ways to allocate memory.
 
 python -m bench.process_memory           prints the table of docs/memory.md
 
@@ -20,7 +20,7 @@ import torch
 
 from stdl_engine.models import build_model
 from stdl_engine.planning.planner import predict
-from stdl_engine.process_memory import ProcessPeak, keep_malloc_tight
+from stdl_engine.process_memory import MALLOC, ProcessPeak, set_malloc
 from stdl_engine.rules import BPTT, STDL
 
 from .workload import SGD, batch_of
@@ -38,27 +38,31 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         rule, width, batch, how = options.child
-        print(json.dumps(measured(rule, float(width), int(batch), how == "tight")))
+        print(json.dumps(measured(rule, float(width), int(batch), how)))
         return
     print(f"ResNet-18, T={T}, channels_last, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print("| rule | width | batch | planned MB | growth / planned | tight | CPU time per step, tight / default |")
-    print("|---|---|---|---|---|---|---|")
+    growths, times = " | ".join(MALLOC), " | ".join(f"time, {how}" for how in MALLOC if how != "system")
+    print(f"| rule | width | batch | planned MB | growth / planned, {growths} | {times} |")
+    print("|---|---|---|---|" + "---|" * (2 * len(MALLOC) - 1))
     for rule in RULES:
         for width, batch in SIZES:
             print(line(rule, width, batch, options.rounds), flush=True)
 
 
 def line(rule: str, width: float, batch: int, rounds: int) -> str:
-    """One row of the table: medians over the rounds, and the per-round ratio of times with its smallest and largest."""
-    plain, tight = [], []
+    """One row of the table: medians over the rounds. Times are relative to "system" in the same round, with the
+    smallest and the largest."""
+    found: dict[str, list[dict[str, float]]] = {how: [] for how in MALLOC}
     for _ in range(rounds):
-        plain.append(in_a_process(rule, width, batch, "plain"))
-        tight.append(in_a_process(rule, width, batch, "tight"))
-    growth, tight_growth = (statistics.median(p["growth"] / p["planned"] for p in part) for part in (plain, tight))
-    ratios = [t["seconds"] / p["seconds"] for p, t in zip(plain, tight, strict=True)]
-    times = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    planned = plain[0]["planned"] / 1e6
-    return f"| {rule} | {width:g} | {batch} | {planned:.0f} | {growth:.2f} | {tight_growth:.2f} | {times} |"
+        for how, results in found.items():
+            results.append(in_a_process(rule, width, batch, how))
+    growths = [f"{statistics.median(p['growth'] / p['planned'] for p in part):.2f}" for part in found.values()]
+    times = []
+    for how in (how for how in MALLOC if how != "system"):
+        ratios = [p["seconds"] / q["seconds"] for p, q in zip(found[how], found["system"], strict=True)]
+        times.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    planned = found["system"][0]["planned"] / 1e6
+    return f"| {rule} | {width:g} | {batch} | {planned:.0f} | {' | '.join([*growths, *times])} |"
 
 
 def in_a_process(rule: str, width: float, batch: int, how: str) -> dict[str, float]:
@@ -66,9 +70,9 @@ def in_a_process(rule: str, width: float, batch: int, how: str) -> dict[str, flo
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def measured(name: str, width: float, batch: int, tight: bool) -> dict[str, float]:
+def measured(name: str, width: float, batch: int, how: str) -> dict[str, float]:
     """Growth of this process over some training steps, and the CPU time of one of them."""
-    if tight and not keep_malloc_tight():
+    if not set_malloc(how):
         raise SystemExit("glibc's malloc is not here")
     rule, options = RULES[name]
     prepare(name)

@@ -15,23 +15,28 @@ from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Names of glibc's settings (malloc.h)."""
-THRESHOLD = 128 << 10
-"""The size in bytes from which a block is mapped on its own, and returned to the system as soon as it is freed; glibc's
-initial value."""
+MALLOC = {"fast": (2**31 - 1, 32 << 20), "system": (), "tight": (128 << 10,)}
+"""How memory is allocated on CPU: the bytes from which glibc maps a block on its own, and returns it to the system when
+it is freed; the first number that this glibc takes. For "fast" it is the largest it can be told, and in old versions
+the largest they take; "tight" is what every process begins with."""
 
 
-def keep_malloc_tight() -> bool:
-    """Make glibc return large blocks when they are freed; returns False where there is no glibc.
+def set_malloc(how: str) -> bool:
+    """Choose how glibc allocates the memory of this process; returns False where there is no glibc.
 
-    By default it raises its thresholds whenever a large block is freed, up to 32 MiB, and then serves tensors from one
-    heap, whose holes stay part of the process. Mapping each block takes time (`python -m bench.process_memory`).
+    "fast" keeps freed memory for the next tensors, as PyTorch does on a GPU. "tight" returns every large block when it
+    is freed. "system" leaves glibc as it is: it begins tight, and whenever a large block is freed it serves blocks of
+    that size from its heap, which it returns to the system and takes back all the time. Memory that comes from the
+    system costs time on first use, page by page (`python -m bench.process_memory`).
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if how not in MALLOC:
+        raise ValueError(f"unknown malloc {how!r}: pass one of {', '.join(MALLOC)}.")
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is None:
         return False
-    return all(mallopt(setting, THRESHOLD) == 1 for setting in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
+    return not MALLOC[how] or any(
+        all(mallopt(setting, size) == 1 for setting in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD)) for size in MALLOC[how]
+    )
 
 
 @dataclass

@@ -89,7 +89,7 @@ class Recipe:
     """K, the number of groups of the rule even."""
     memory: Literal["lean", "paper"] = "lean"
     """How activations are kept: lean, in little memory, or in the paper's plain form. The results are the same, or
-    within rounding where channels_last on CPU lets convolutions read bits."""
+    within rounding with channels_last, for which lean memory has kernels of its own."""
 
     epochs: Annotated[int, Between(1, 1_000_000)]
     batch_size: Annotated[int, Between(SMALLEST_BATCH, 10_000_000)]
@@ -104,8 +104,9 @@ class Recipe:
     """Compile the units of the network with torch.compile."""
     sync_norm: bool = False
     """If torchrun spreads batches over ranks: compute batch norm over the samples of all ranks (docs/parallel.md)."""
-    tight_malloc: bool = False
-    """Return freed memory to the system at once, so that the process takes little more than its live tensors; slower
+    malloc: Literal["fast", "system", "tight"] = "fast"
+    """How memory is allocated on CPU: fast keeps freed memory for the next tensors; tight returns it to the system at
+    once, so that the process takes little more than its live tensors, and is slower; system is between the two
     (docs/memory.md)."""
     device: str = "auto"
     """"auto" uses a GPU if there is one; or "cpu", "cuda", "cuda:1"."""

@@ -28,7 +28,7 @@ from .meter import speed
 from .recipes import Recipe
 
 PACKAGES = ("torch", "torchvision", "triton", "numba", "numpy", "spikingjelly")
-MAY_CHANGE = ("data", "workers", "device", "on_bad_sample", "tight_malloc")
+MAY_CHANGE = ("data", "workers", "device", "on_bad_sample", "malloc")
 """Settings that may change when a run is resumed: where its data is and what it runs on."""
 
 

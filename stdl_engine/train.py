@@ -30,7 +30,7 @@ with extra("train", __name__):
     from .own_functions import find_own
     from .planning.budgets import parse_budget
     from .printer import WIDTH, Printer, SilentPrinter
-    from .process_memory import keep_malloc_tight
+    from .process_memory import set_malloc
     from .rank_trainer import RankTrainer
     from .recipes import RECIPES, Recipe
     from .rules import RULES
@@ -242,7 +242,7 @@ def prepare(
     ranks: Ranks | None = None,
 ) -> Trainer:
     """A trainer with its data and its initial weights."""
-    tighten(recipe)
+    choose_malloc(recipe)
     if ":" in recipe.model:
         find_own(recipe.model)  # before data is read and the seed is set, because importing it may draw random numbers
     first = None
@@ -259,11 +259,11 @@ def prepare(
     return trainer
 
 
-def tighten(recipe: Recipe) -> None:
-    """Keep the process small if the recipe asks for it."""
-    if recipe.tight_malloc and not keep_malloc_tight():
+def choose_malloc(recipe: Recipe) -> None:
+    """Allocate memory as the recipe says."""
+    if not set_malloc(recipe.malloc) and recipe.malloc == "tight":
         raise ValueError(
-            "--tight-malloc needs the memory allocator of glibc, which this system does not have: leave it out."
+            "--malloc tight needs the memory allocator of glibc, which this system does not have: leave it out."
         )
 
 

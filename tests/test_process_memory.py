@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from stdl_engine.process_memory import ProcessPeak, keep_malloc_tight
+from stdl_engine.process_memory import ProcessPeak, set_malloc
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 MB = 10**6
@@ -44,9 +44,8 @@ def test_without_the_systems_files(monkeypatch):
 HOLES = """
 import ctypes, sys
 from pathlib import Path
-from stdl_engine.process_memory import keep_malloc_tight, _status
-if sys.argv[1] == "tight":
-    assert keep_malloc_tight()
+from stdl_engine.process_memory import set_malloc, _status
+assert set_malloc(sys.argv[1])
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
@@ -72,14 +71,51 @@ def test_blocks_are_given_back():
         out = subprocess.run([sys.executable, "-c", HOLES, how], capture_output=True, text=True, check=True)
         return int(out.stdout)
 
-    assert kept("as it is") > 70 << 20
+    assert kept("system") > 70 << 20
     assert kept("tight") < 10 << 20
+
+
+FAULTS = """
+import ctypes, resource, sys
+from stdl_engine.process_memory import set_malloc
+assert set_malloc(sys.argv[1])
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+def step():
+    blocks = [libc.malloc(40 << 20) for _ in range(3)]
+    for block in blocks:
+        libc.memset(block, 1, 40 << 20)
+    for block in blocks:
+        libc.free(block)
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif("glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="of glibc's malloc")
+def test_freed_memory_is_there_for_the_next_step():
+    """Without a page that the system has to provide again."""
+
+    def faults(how):
+        out = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
+        return int(out.stdout)
+
+    assert faults("fast") < 100
+    assert faults("system") > 100
+
+
+def test_unknown():
+    with pytest.raises(ValueError, match="unknown malloc 'slow': pass one of fast, system, tight"):
+        set_malloc("slow")
 
 
 def test_where_there_is_no_glibc(monkeypatch):
     import ctypes
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    assert keep_malloc_tight() is False
+    assert set_malloc("fast") is False
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert keep_malloc_tight() is False
+    assert set_malloc("fast") is False
