@@ -89,7 +89,8 @@ def _record(arithmetic: type, addresses: tuple[str, ...]) -> type[ctypes.Structu
 
 
 @inlined
-def _numbers(args):
+def numbers_of(args):
+    """The numbers of a record."""
     return Numbers(
         args.decay, args.threshold, args.scale, args.reset_value, args.beta, args.rho, args.gain, args.a, args.b
     )
@@ -142,7 +143,7 @@ def pack(spikes, bits, count):
 
 
 @functools.cache
-def _tile_of(kind: type) -> Callable:
+def tile_of(kind: type) -> Callable:
     """The elements at an address as an array that compiled loops can index."""
 
     def tile(address):
@@ -158,12 +159,12 @@ def _forward_kernel(
     memory, arithmetic, *_ = element(dtype)
     record = _record(arithmetic, _FORWARD)
     fire = fire_for(dtype, integrate, in_place, over_input, has_second, writes_second)
-    maps, states = _tile_of(memory), _tile_of(arithmetic)
+    maps, states = tile_of(memory), tile_of(arithmetic)
     item, width = np.dtype(memory).itemsize, np.dtype(arithmetic).itemsize
 
     def body(p):
         args = carray(p, 1)[0]
-        n, steps, numbers = args.n, args.steps, _numbers(args)
+        n, steps, numbers = args.n, args.steps, numbers_of(args)
         while True:
             chunk = claim(p) * CHUNK
             if chunk >= n:
@@ -209,7 +210,7 @@ def _backward_kernel(
 ) -> tuple[Kernel, type[ctypes.Structure]]:  # fmt: skip
     memory, arithmetic, widen, narrow = element(dtype)
     record = _record(arithmetic, (*_BACKWARD, "partial"))
-    maps, states = _tile_of(memory), _tile_of(arithmetic)
+    maps, states = tile_of(memory), tile_of(arithmetic)
     item, width = np.dtype(memory).itemsize, np.dtype(arithmetic).itemsize
     new_carry, new_products, new_lanes = (scratch(count, arithmetic) for count in (4 * TILE, TILE, LANES))
     reads_past, zero = hands_on or sums, arithmetic(0)
@@ -217,7 +218,7 @@ def _backward_kernel(
 
     def body(p):
         args = carray(p, 1)[0]
-        n, steps, numbers = args.n, args.steps, _numbers(args)
+        n, steps, numbers = args.n, args.steps, numbers_of(args)
         products, lanes = carray(new_products(), (TILE,), arithmetic), carray(new_lanes(), (LANES,), arithmetic)
         # The gradients of a step's states are passed to the previous step through two tiles per state, used in turn.
         carry = address(new_carry())
@@ -237,11 +238,11 @@ def _backward_kernel(
                     if args.grad_m != 0:
                         from_m = args.grad_m + here
                     else:
-                        _fill(states(from_m), nothing, count)
+                        fill(states(from_m), nothing, count)
                     if args.grad_adaptation != 0:
                         from_adaptation = args.grad_adaptation + here
                     elif has_second:
-                        _fill(states(from_adaptation), nothing, count)
+                        fill(states(from_adaptation), nothing, count)
                 for t in range(steps - 1, -1, -1):
                     start = t * n + first
                     past, past_adaptation = (
@@ -300,6 +301,7 @@ def _backward_kernel(
 
 
 @inlined
-def _fill(tile, value, count):
+def fill(tile, value, count):
+    """The same number everywhere."""
     for k in range(np.uint64(count)):
         tile[k] = value

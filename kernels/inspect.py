@@ -9,7 +9,9 @@ soft reset and the triangle surrogate. The figures:
 bytes_read, bytes_written: global memory per neuron, counted from the loads and stores of the PTX or AMD assembly: the
     bytes of each × threads / neurons of a program. If several threads write the same, each of them counts. For a kernel
     that loops over time steps, per neuron and step: what is in the loop. Numbers that all neurons of a program share, a
-    trainable decay or the sum of its gradient, are 4 bytes per 1024 neurons and are left out.
+    trainable decay or the sum of its gradient, are 4 bytes per 1024 neurons and are left out. Kernels of batch norm are
+    compiled for 64 channels and one time step. Their assembly does not tell a map from numbers that belong to a
+    channel, so the bytes of maps are counted in Triton's own intermediate code, where a map has two dimensions.
 vector_bits: the narrowest access to a full map, an operand with one element per neuron. Spike bits are not a map:
     byte-wide accesses that add up to an eighth of a byte per neuron are theirs, others are narrow accesses to a map.
 registers: per thread, from the cubin (NVIDIA) or the assembly's metadata (AMD, vector registers).
@@ -25,7 +27,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -35,6 +37,7 @@ from ..extras import extra
 from . import dispatch
 from .alif import triton as alif
 from .lif import triton as lif
+from .norm_lif import triton as norm_lif
 from .triton_tile import BLOCK, THREADS, surrogate
 
 with extra("train", __name__):
@@ -65,6 +68,8 @@ class Kernel:
     """Pointers to numbers that all neurons of a program share: the decay, a sum over its neurons."""
     in_loop: bool = False
     """Whether it loops over time steps."""
+    of_channels: Literal["", "all", "in loop"] = ""
+    """For kernels of batch norm: which accesses to maps happen once per neuron."""
 
 
 def _forward(source: triton.JITFunction, pack: bool, many: bool, shared: tuple[str, ...] = (), **own: Any) -> Kernel:
@@ -80,6 +85,11 @@ def _backward(source: triton.JITFunction, online: bool, many: bool, shared: tupl
     return Kernel(source, ("p_grad_spikes", "p_grad_x"), choices | past | own, shared, in_loop=many and not online)
 
 
+def _norm(source: triton.JITFunction, counted: Literal["all", "in loop"] = "all", **choices: Any) -> Kernel:
+    io = "p_x", "p_spikes", "p_added", "p_grad", "p_grad_spikes", "p_grad_x"
+    return Kernel(source, io, choices, of_channels=counted)
+
+
 _LIF: dict[str, Any] = {"RESET": "soft", "LEARNED": False, "SCALE_BY_DECAY": False}
 _LIF_BACK = _LIF | {"HAS_GRAD_W": False}
 _PLIF = _LIF | {"LEARNED": True, "shared": ("p_decay",)}
@@ -87,6 +97,13 @@ _PLIF_BACK = _PLIF | {"HAS_GRAD_W": True, "shared": ("p_decay", "p_partial")}
 _PLIF_ONLINE_BACK = _PLIF_BACK | {"shared": ("p_partial",)}
 _ALIF: dict[str, Any] = {"ADVANCE": True}
 _ALIF_BACK = _ALIF | {"more_past": ("HAS_GRAD_ADAPT",)}
+_NORM_FWD: dict[str, Any] = {"RESET": "soft", "LEARNED": False, "SCALE_BY_DECAY": False, "KEEP": False, "CHANNELS": 64}
+_NORM_BWD: dict[str, Any] = {
+    "SURROGATE": surrogate("triangle"), "RESET": "soft", "LEARNED": False, "SCALE_BY_DECAY": False, "CHANNELS": 64,
+    "HAS_GRAD_SPIKES": True, "HAS_GRAD_W": False,
+}  # fmt: skip
+_ONLINE = {"DETACH_RESET": True, "HAS_GRAD_M": False, "HAS_PAST": False}
+_EXACT = {"DETACH_RESET": False, "HAS_GRAD_M": True, "HAS_PAST": True}
 KERNELS = {
     "lif_online_fwd": _forward(lif.lif_fwd, pack=True, many=False, **_LIF),
     "lif_online_bwd": _backward(lif.lif_bwd, online=True, many=False, **_LIF_BACK),
@@ -107,6 +124,13 @@ KERNELS = {
     "alif_sequence_fwd": _forward(alif.alif_fwd, pack=True, many=True, **_ALIF),
     "alif_sequence_bwd": _backward(alif.alif_bwd, online=False, many=True, **_ALIF_BACK),
     "alif_online_sequence_bwd": _backward(alif.alif_bwd, online=True, many=True, **_ALIF_BACK),
+    "norm_moments": Kernel(norm_lif.norm_moments, ("p_x",), {"CHANNELS": 64}, of_channels="in loop"),
+    "norm_lif_fwd": _norm(norm_lif.norm_lif_fwd, **_NORM_FWD, DENSE=False, ADDS=""),
+    "norm_lif_dense_fwd": _norm(norm_lif.norm_lif_fwd, **_NORM_FWD, DENSE=True, ADDS=""),
+    "norm_lif_added_fwd": _norm(norm_lif.norm_lif_fwd, **_NORM_FWD, DENSE=False, ADDS="map"),
+    "norm_lif_online_bwd": _norm(norm_lif.norm_lif_bwd, "in loop", **_NORM_BWD, **_ONLINE),
+    "norm_lif_bwd": _norm(norm_lif.norm_lif_bwd, "in loop", **_NORM_BWD, **_EXACT),
+    "norm_grad_x": _norm(norm_lif.norm_grad_x, CONSTANT=False, CHANNELS=64),
 }
 """The forward kernel of a sequence is the same online or not."""
 
@@ -128,13 +152,14 @@ def compile_kernel(kernel: Kernel, dtype: str, target: GPUTarget) -> CompiledKer
         if name in constants:
             signature[name] = "constexpr"
         elif name.startswith("p_"):
-            element = DTYPES[dtype] if name in kernel.io else "u8" if name == "p_bits" else "fp32"
+            own = {"p_bits": "u8", "p_added_bits": "u8", "p_sums": "fp64"}
+            element = DTYPES[dtype] if name in kernel.io else own.get(name, "fp32")
             signature[name] = f"*{element}"
             attributes[i,] = backend.parse_attr("DS")  # divisible by 16; under 2 GB, where the backend cares
         elif name == "n":
             signature[name] = "i32"
             attributes[i,] = backend.parse_attr("D")
-        elif name in ("steps", "programs"):
+        elif name in ("steps", "programs", "groups", "steps_each", "tiles_each"):
             signature[name] = "i32"
         else:
             signature[name] = "fp32"
@@ -142,9 +167,9 @@ def compile_kernel(kernel: Kernel, dtype: str, target: GPUTarget) -> CompiledKer
     return triton.compile(ASTSource(source, signature, constants, attributes), target=target, options=options)
 
 
-def accesses(assembly: str, in_loop: bool = False) -> list[Access]:
+def accesses(assembly: str, in_loop: bool = False, anywhere: bool = False) -> list[Access]:
     """The loads and stores of global memory in PTX or AMD assembly, or those in its one loop; raises if one may run
-    more often than that."""
+    more often than that, unless they may be `anywhere`."""
     found: list[Access] = []
     labels: dict[str, int] = {}
     loop: list[Access] | None = None
@@ -152,6 +177,8 @@ def accesses(assembly: str, in_loop: bool = False) -> list[Access]:
         if label := re.match(r"([$.]\w+):", line):
             labels[label[1]] = len(found)
         elif (jump := re.search(r"\b(?:bra|s_c?branch)\S*\s+([$.]\w+)", line)) and jump[1] in labels:
+            if anywhere:
+                continue
             if not in_loop or loop is not None:
                 raise ValueError(f"cannot count the bytes of a loop: {line.strip()}")
             loop = found[labels[jump[1]] :]
@@ -171,6 +198,19 @@ def accesses(assembly: str, in_loop: bool = False) -> list[Access]:
     if loop is None:
         raise ValueError("cannot count the bytes of the loop: there is none in this assembly")
     return loop
+
+
+def map_accesses(code: str, in_loop: bool) -> list[tuple[bool, float]]:
+    """The accesses to tensors of two dimensions in Triton's intermediate code, or those in its one loop: whether each
+    is a load, and its bytes per neuron."""
+    if in_loop:
+        (loop,) = re.finditer(r"^( *)\S[^\n]*= scf\.for .*?^\1\}", code, re.MULTILINE | re.DOTALL)
+        code = loop[0]
+    access = r"tt\.(load|store) .*: tensor<(\d+)x(\d+)x!tt\.ptr<[a-z]+(\d+)>>"
+    return [
+        (kind == "load", int(rows) * int(columns) * int(bits) / 8 / BLOCK)
+        for kind, rows, columns, bits in re.findall(access, code)
+    ]
 
 
 def resources(compiled: CompiledKernel) -> tuple[int, int]:
@@ -196,25 +236,44 @@ def figures(name: str, dtype: str, target: str) -> dict[str, Any]:
     """One row of the report."""
     kernel = KERNELS[name]
     compiled = compile_kernel(kernel, dtype, TARGETS[target])
-    found = accesses(compiled.asm["amdgcn" if "amdgcn" in compiled.asm else "ptx"], kernel.in_loop)
+    found = _of_channels(kernel, compiled) if kernel.of_channels else _of_neurons(kernel, compiled)
+    registers, spills = resources(compiled)
+    return {"kernel": name, "dtype": dtype, "target": target, **found, "registers": registers, "spills": spills}
+
+
+def _assembly(compiled: CompiledKernel) -> str:
+    return compiled.asm["amdgcn" if "amdgcn" in compiled.asm else "ptx"]
+
+
+def _bytes(some: Iterable[Access]) -> float:
+    """Per neuron."""
+    return sum(access.bits for access in some) / 8 * THREADS / BLOCK
+
+
+def _of_neurons(kernel: Kernel, compiled: CompiledKernel) -> dict[str, Any]:
+    """Traffic of a kernel whose maps have no channels."""
+    found = accesses(_assembly(compiled), kernel.in_loop)
     if sum(a.bits == 32 for a in found) <= len(kernel.shared):  # more would be narrow accesses to a map
         found = [a for a in found if a.bits != 32]
-    per_neuron = THREADS / BLOCK
-
-    def total(some: Iterable[Access]) -> float:
-        return sum(access.bits for access in some) / 8 * per_neuron
-
-    has_bits = total(a for a in found if a.bits == 8) == 1 / 8
-    registers, spills = resources(compiled)
+    has_bits = _bytes(a for a in found if a.bits == 8) == 1 / 8
     return {
-        "kernel": name,
-        "dtype": dtype,
-        "target": target,
-        "bytes_read": total(a for a in found if a.is_load),
-        "bytes_written": total(a for a in found if not a.is_load),
+        "bytes_read": _bytes(a for a in found if a.is_load),
+        "bytes_written": _bytes(a for a in found if not a.is_load),
         "vector_bits": min(a.bits for a in found if not (has_bits and a.bits == 8)),
-        "registers": registers,
-        "spills": spills,
+    }
+
+
+def _of_channels(kernel: Kernel, compiled: CompiledKernel) -> dict[str, Any]:
+    """Traffic of a kernel of batch norm. The narrowest access to a map is one that all bytes of maps need: wider ones
+    do not add up to them."""
+    maps = map_accesses(compiled.asm["ttir"], kernel.of_channels == "in loop")
+    found = accesses(_assembly(compiled), anywhere=True)
+    widths = sorted({a.bits for a in found}, reverse=True)
+    needed = sum(size for _, size in maps if size >= 1)  # without bits
+    return {
+        "bytes_read": sum(size for is_load, size in maps if is_load),
+        "bytes_written": sum(size for is_load, size in maps if not is_load),
+        "vector_bits": next(width for width in widths if _bytes(a for a in found if a.bits >= width) >= needed),
     }
 
 

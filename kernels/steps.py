@@ -129,7 +129,7 @@ class Steps:
         if dispatch.choose(options.backend, x.device) == "reference":
             return self._by_reference(x, states, w, options, sequence, online)
         packs = pack and not (sequence and m.numel() % 8) and not transformed()
-        call = Call(sequence, online, sequence and _followed(x, *states, w), False, packs)
+        call = Call(sequence, online, sequence and follows(x, *states, w), False, packs)
         if overwrite and (is_in_steps(steps) if sequence else is_dense(x)):
             spikes, (m, adaptation, *_, bits) = x, self.fresh_over(x, m, adaptation, w, options, call)
         else:
@@ -158,7 +158,7 @@ class Steps:
             reference.write_over(states, new)
             return spikes
         packs = not (sequence and m.numel() % 8)
-        call = Call(sequence, True, sequence and _followed(x, w), w is not None and _followed(w), packs)
+        call = Call(sequence, True, sequence and follows(x, w), w is not None and follows(w), packs)
         if overwrite and (is_in_steps(steps, m) if sequence else same_order(x, m)):
             spikes, (*_, bits) = x, self.online_over(x, m, adaptation, w, options, call)
         else:
@@ -226,12 +226,12 @@ class Steps:
         grad_x, grad_m_first, grad_adaptation_first, grad_w = gradients
         if not m.numel():
             return grad_x, grad_m_first, grad_adaptation_first, None if grad_w is None else grad_w.zero_()
-        alike = functools.partial(_like_if_there, pattern=m)
+        alike = functools.partial(like_if_there, pattern=m)
         operands = Backward(
             _steps(m_kept),
             m,
             grad_x,
-            _like_if_there(grad_spikes, grad_x),
+            like_if_there(grad_spikes, grad_x),
             alike(grad_m),
             m_kept,
             alike(m_first),
@@ -270,7 +270,7 @@ class Steps:
             adaptation = adaptation_first
         # The new states are also the next step's past: over T steps they are kept once each.
         first = (m_first, adaptation_first) if wants_w or (past and options.reads_past) else (None, None)
-        ctx.save_for_backward(m, adaptation, _if_any(m_kept), _if_any(adaptation_kept), *first, w)
+        ctx.save_for_backward(m, adaptation, if_any(m_kept), if_any(adaptation_kept), *first, w)
         ctx.mark_non_differentiable(*(t for t in constants if t is not None))
         ctx.set_materialize_grads(False)
 
@@ -294,19 +294,15 @@ class Steps:
         ctx.options, ctx.call, ctx.dtype, ctx.past, ctx.ndim = options, call, x.dtype, False, x.ndim
         # The states themselves, no copies, and their versions to tell if they were changed since.
         ctx.states = m, adaptation
-        ctx.versions = _versions(ctx.states)
+        ctx.versions = versions(ctx.states)
         if call.keep or w is not None:
-            ctx.save_for_backward(_if_any(m_kept), _if_any(adaptation_kept), w)
+            ctx.save_for_backward(if_any(m_kept), if_any(adaptation_kept), w)
         ctx.mark_non_differentiable(*(t for t in (m_kept, adaptation_kept, bits) if t is not None))
         ctx.set_materialize_grads(False)
 
     def _go_back_online(self, ctx: Any, grad_spikes: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        if _versions(ctx.states) != ctx.versions:
-            raise RuntimeError(
-                f"the state of an online {self.name.upper()} step was advanced or changed before that step's backward: "
-                f"call backward() after every time step, or use online=False ({self.name}_step) to go back through "
-                "several."
-            )
+        if versions(ctx.states) != ctx.versions:
+            raise advanced_too_early(self.name)
         if grad_spikes is None:
             return (None,) * 6
         m, adaptation = ctx.states
@@ -314,7 +310,7 @@ class Steps:
         m_kept, adaptation_kept, w = saved or (None, None, None)
         m_first = None
         if ctx.call.keep_first:
-            m_first, m_kept = m_kept[0], _if_any(m_kept[1:])
+            m_first, m_kept = m_kept[0], if_any(m_kept[1:])
         states = m, adaptation, m_kept, adaptation_kept, m_first, None
         upstream = _grad_by_step(ctx, grad_spikes, m), None, None
         grad_x, _, _, grad_w = self.backward(*states, *upstream, w, ctx.options, _wanted(ctx))
@@ -390,7 +386,7 @@ def _steps(m_kept: Tensor | None) -> int:
     return 1 if m_kept is None else len(m_kept) + 1
 
 
-def _followed(*tensors: Tensor | None) -> bool:
+def follows(*tensors: Tensor | None) -> bool:
     """Whether a gradient of what is computed from these would reach any of them."""
     return transformed() or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
 
@@ -401,15 +397,25 @@ def _attach(spikes: Tensor, bits: Tensor | None) -> None:
         attach(spikes, pack_bits(spikes.detach()) if bits is None else bits)
 
 
-def _versions(states: tuple[Tensor, Tensor | None]) -> tuple[int, int]:
+def advanced_too_early(name: str) -> RuntimeError:
+    """The error of a backward that comes after its step's state has gone on."""
+    return RuntimeError(
+        f"the state of an online {name.upper()} step was advanced or changed before that step's backward: call "
+        f"backward() after every time step, or use online=False ({name}_step) to go back through several."
+    )
+
+
+def versions(states: tuple[Tensor, Tensor | None]) -> tuple[int, int]:
+    """How often each state was changed."""
     m, adaptation = states
     return m._version, 0 if adaptation is None else adaptation._version
 
 
-def _if_any(t: Tensor | None) -> Tensor | None:
+def if_any(t: Tensor | None) -> Tensor | None:
     """A result that is there; the dispatcher gives an empty tensor for what is not."""
     return t if t is not None and len(t) else None
 
 
-def _like_if_there(t: Tensor | None, pattern: Tensor) -> Tensor | None:
+def like_if_there(t: Tensor | None, pattern: Tensor) -> Tensor | None:
+    """A tensor, if there is one, in the memory order of `pattern`."""
     return None if t is None else like(t, pattern)

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.modules.utils import _pair
 
+from .kernels.norm_lif import Pending
 from .kernels.small_form import is_spikes, mark_counts
 from .memory.layers import SpikeConv2d
-from .memory.pieces import Carried, Piece, add_over, dense
+from .memory.pieces import Carried, Piece, add_over, dense, fire, fire_dense, normed, output_of, plus
 from .neurons import FusedLIF, has_hooks, hooks_of, reset_states
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -88,13 +89,16 @@ class ConvUnit(Unit):
         label = f"{self.out_channels}C{self.kernel}{_stride_label(self.conv_stride)}"
         return f"{label}-{pool_label(self.pool)}" if self.pool else label
 
-    def forward(self, x: Tensor | Carried) -> Tensor:
-        spikes = self.neuron(output_of(self.norm, self.conv(x)))
-        return self.pool(spikes) if self.pool else spikes
+    def forward(self, x: Tensor) -> Tensor:
+        return dense(self.run(x))
 
     def pieces(self) -> tuple[Piece, ...]:
         last = None if self.pool else self.neuron
-        return (Piece(self.forward, tuple(self.children()), reads_carried=True, ends_in=last),)
+        return (Piece(self.run, tuple(self.children()), reads_carried=True, ends_in=last),)
+
+    def run(self, x: Tensor | Carried) -> Tensor | Carried:
+        current = normed(self.norm, self.neuron, self.conv(x))
+        return self.pool(fire_dense(self.neuron, current)) if self.pool else fire(self.neuron, current)
 
     def rebuild(self, in_channels: int, stride: int) -> ConvUnit:
         return ConvUnit(in_channels, self.out_channels, self.make_neuron, kernel=self.kernel, conv_stride=stride)
@@ -105,8 +109,9 @@ class Shortcut(nn.Sequential):
 
     def forward(self, x: Tensor | Carried) -> Tensor:
         conv, norm, *neuron = self
-        current = output_of(norm, conv(x))
-        return neuron[0](current) if neuron else current
+        if not neuron:
+            return output_of(norm, conv(x))
+        return fire_dense(neuron[0], normed(norm, neuron[0], conv(x)))
 
 
 class ResidualBlock(Unit):
@@ -146,7 +151,7 @@ class ResidualBlock(Unit):
         return f"{self.out_channels}{self.letter}{_stride_label(self.stride)}"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second_half(self.first_half(x), x)
+        return dense(self.second_half(self.first_half(x), x))
 
     def pieces(self) -> tuple[Piece, ...]:
         first = self.conv1, self.norm1, self.neuron1
@@ -161,12 +166,14 @@ class ResidualBlock(Unit):
         """The neuron layer whose spikes are the block's output, if there is one."""
         return self.neuron2
 
-    def first_half(self, x: Tensor | Carried) -> Tensor:
-        return self.neuron1(output_of(self.norm1, self.conv1(x)))
+    def first_half(self, x: Tensor | Carried) -> Tensor | Carried:
+        return fire(self.neuron1, normed(self.norm1, self.neuron1, self.conv1(x)))
 
-    def second_half(self, spikes: Tensor | Carried, x: Tensor | Carried) -> Tensor:
-        current = output_of(self.norm2, self.conv2(spikes))
-        return self.neuron2(self.add(current, self.shortcut(x) if self.shortcut else x))
+    def second_half(self, spikes: Tensor | Carried, x: Tensor | Carried) -> Tensor | Carried:
+        current = normed(self.norm2, self.neuron2, self.conv2(spikes))
+        shortcut = self.shortcut(x) if self.shortcut else x
+        total = plus(current, shortcut) if isinstance(current, Pending) else self.add(current, shortcut)
+        return fire(self.neuron2, total)
 
     def add(self, current: Tensor, shortcut: Tensor | Carried) -> Tensor:
         """Their sum; with memory "lean" over `current`, which batch norm does not need for its backward."""
@@ -190,7 +197,10 @@ class SEWBlock(ResidualBlock):
         return Shortcut(*super().build_shortcut(), after_norm(self.make_neuron))
 
     def second_half(self, spikes: Tensor | Carried, x: Tensor | Carried) -> Tensor:
-        spikes = output_of(self.neuron2, output_of(self.norm2, self.conv2(spikes)))
+        current = normed(self.norm2, self.neuron2, self.conv2(spikes))
+        spikes = fire_dense(self.neuron2, current)
+        if has_hooks(self.neuron2):
+            spikes = spikes.clone()
         shortcut = self.shortcut(x) if self.shortcut else dense(x)
         counted = self.memory_form == "lean" and is_spikes(spikes) and is_spikes(shortcut)
         total = self.add(spikes, shortcut)
@@ -243,12 +253,6 @@ def after_norm(make_neuron: MakeNeuron) -> nn.Module:
     neuron: Any = make_neuron()
     neuron.overwrite = True
     return neuron
-
-
-def output_of(layer: nn.Module, x: Tensor) -> Tensor:
-    """What a layer gives, as a map that lean memory may write over: a copy, if a hook may hold the map itself."""
-    output = layer(x)
-    return output.clone() if has_hooks(layer) else output
 
 
 def pool_label(pool: nn.AvgPool2d | nn.MaxPool2d) -> str:

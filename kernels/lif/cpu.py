@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def forward(operands: Forward, options: Options) -> None:
     """m[t] = decay · reset(m[t-1]) + scale · x[t];  spikes[t] = m[t] >= threshold."""
-    cpu_loop.forward(operands, integrate_for(options.reset), _numbers(options, operands.decay))
+    cpu_loop.forward(operands, integrate_for(options.reset), numbers_for(options, operands.decay))
 
 
 def backward(operands: Backward, options: Options) -> None:
@@ -39,16 +39,24 @@ def backward(operands: Backward, options: Options) -> None:
     arithmetic = element(operands.grad_x.dtype).arithmetic
     fires, scales = operands.grad_spikes is not None, options.scale_by_decay and partial is not None
     go_back = go_back_for(reset, detach, options.form, fires, scales, arithmetic)
-    cpu_loop.backward(operands, go_back, _numbers(options, operands.decay), partial)
+    cpu_loop.backward(operands, go_back, numbers_for(options, operands.decay), partial)
     if partial is not None:
-        assert operands.decay is not None
-        assert operands.grad_w is not None
-        # numpy adds in one thread; torch would share a long sum out.
-        total, decay = partial.numpy().sum(dtype=np.float64), operands.decay.double()
-        operands.grad_w.copy_((decay if options.scale_by_decay else decay * (1 - decay)) * total)
+        add_up_decay(partial.numpy(), operands.decay, operands.grad_w, options)
 
 
-def _numbers(options: Options, decay: torch.Tensor | None) -> Numbers:
+def add_up_decay(
+    partial: np.ndarray, decay: torch.Tensor | None, grad_w: torch.Tensor | None, options: Options
+) -> None:
+    """The gradient of the decay's logit from the sums of all chunks."""
+    assert decay is not None
+    assert grad_w is not None
+    # numpy adds in one thread; torch would share a long sum out.
+    total, learned = partial.sum(dtype=np.float64), decay.double()
+    grad_w.copy_((learned if options.scale_by_decay else learned * (1 - learned)) * total)
+
+
+def numbers_for(options: Options, decay: torch.Tensor | None) -> Numbers:
+    """The numbers of the equations, with a learned decay in place of the options'."""
     number, scale = options.decay, options.scale
     if decay is not None:
         number = decay.item()

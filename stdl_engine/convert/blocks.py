@@ -11,8 +11,8 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from ..kernels.small_form import is_spikes, mark_counts
-from ..memory.pieces import Carried, dense
-from ..units import MakeNeuron, ResidualBlock, SEWBlock, Shortcut, Unit, after_norm, conv, output_of
+from ..memory.pieces import Carried, dense, output_of
+from ..units import MakeNeuron, ResidualBlock, SEWBlock, Shortcut, Unit, after_norm, conv
 from .models import name_of
 
 

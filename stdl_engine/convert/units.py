@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from ..kernels.small_form import is_spikes, mark_counts
 from ..memory.layers import SpikeConv2d
+from ..memory.pieces import output_of
 from ..neurons import Neuron
 from ..neurons.foreign import FusedNode, convert_neurons, unchanged_on_error, unit_instead_of
-from ..units import Head, Unit, output_of, pool_label
+from ..units import Head, Unit, pool_label
 from .blocks import block_unit, is_block
 from .models import layers_of
 

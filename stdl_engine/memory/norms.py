@@ -1,7 +1,7 @@
-"""Batch norm over several time steps in one call, with the statistics of each.
+"""Batch norm in lean memory: in one pass with the neuron after it, by our own kernels where those can, and with the
+statistics of each time step where several run in one call.
 
-For the time of a training step that runs chunks, batch norm layers take the class of one that does so, and are given
-back afterwards.
+For the time of a training step, batch norm layers take the class of one that does so, and are given back afterwards.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..kernels.norm_lif import Pending, norm_statistics, table_of, takes
+from ..kernels.operators import transformed
 from ..neurons import in_class
 
 
@@ -66,29 +68,78 @@ def share_of_step(layer: _BatchNorm) -> float:
     return 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
 
 
-@functools.cache
-def _per_step(kind: Any) -> type[_BatchNorm]:
-    """The class of batch norm layers of a kind that are given chunks of `samples` for each time step."""
+class LeanNorm(_BatchNorm):
+    """What batch norm layers are inside `lean_norms`."""
 
-    class PerStep(kind):
-        samples: int
+    samples: int | None
+    fitting: dict[Any, bool]
+    """Answers of `_fits` for this and other layers: it is asked at every time step."""
+
+    def pending(self, x: Tensor) -> Pending | None:
+        """The output, not yet computed; None where that cannot be left to the neuron."""
+        raise NotImplementedError
+
+
+@functools.cache
+def _lean(kind: Any) -> type[LeanNorm]:
+    """The class of batch norm layers of a kind that are given `samples` for each time step."""
+    has_own_way = kind not in (nn.BatchNorm1d, nn.BatchNorm2d)  # such as over all ranks
+
+    class Lean(LeanNorm, kind):
+        def pending(self, x: Tensor) -> Pending | None:
+            if has_own_way or torch.compiler.is_compiling() or transformed():
+                return None
+            question = self, x.shape, x.stride(), x.dtype
+            fits = self.fitting.get(question)
+            if fits is None:
+                fits = self.fitting[question] = _fits(self, x)
+            if not fits:
+                return None
+            groups = 1 if self.samples is None else len(x) // self.samples
+            with torch.no_grad():
+                constant = not self.training and self.running_mean is not None
+                table = _known(self) if constant else _of_batch(self, x, groups)
+            return Pending.after(x, table, self.weight, self.bias, constant=constant)
 
         def forward(self, x: Tensor) -> Tensor:
-            if len(x) == self.samples or not self.training:
+            pending = self.pending(x)
+            if pending is not None:
+                return pending.dense()
+            if self.samples is None or len(x) == self.samples or not self.training:
                 return super().forward(x)
-            if kind not in (nn.BatchNorm1d, nn.BatchNorm2d):  # one with a way of its own, such as over all ranks
-                return torch.cat([super(PerStep, self).forward(x_t) for x_t in x.split(self.samples)])
+            if has_own_way:
+                return torch.cat([super(Lean, self).forward(x_t) for x_t in x.split(self.samples)])
             self._check_input_dim(x)
             return _NormalisedSteps.apply(x, self.weight, self.bias, self, self.samples)
 
-    PerStep.__name__ = PerStep.__qualname__ = kind.__name__
-    return PerStep
+    Lean.__name__ = Lean.__qualname__ = kind.__name__
+    return Lean
 
 
-def norms_by_step(modules: Iterable[nn.Module], samples: int | None) -> contextlib.AbstractContextManager[None]:
-    """Inside, batch norm layers take so many samples for one time step and have statistics of each; all samples, if no
-    number is given."""
-    if samples is None:
-        return contextlib.nullcontext()
+def _fits(layer: _BatchNorm, x: Tensor) -> bool:
+    """Whether our kernels can compute this layer."""
+    of_layer = (layer.weight, layer.bias, layer.running_mean, layer.running_var)
+    return takes(x) and all(t is None or (t.dtype == torch.float32 and t.is_contiguous()) for t in of_layer)
+
+
+def _of_batch(layer: _BatchNorm, x: Tensor, groups: int) -> Tensor:
+    """The table of a batch; the running statistics are updated."""
+    if not layer.track_running_stats:
+        return norm_statistics(x, layer.weight, layer.bias, None, None, groups, [], layer.eps, "auto")
+    shares = [share_of_step(layer) for _ in range(groups)]
+    running = layer.running_mean, layer.running_var
+    return norm_statistics(x, layer.weight, layer.bias, *running, groups, shares, layer.eps, "auto")
+
+
+def _known(layer: _BatchNorm) -> Tensor:
+    """The table of the running statistics."""
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    return table_of(layer.running_mean[None], layer.running_var[None], layer.weight, layer.bias, layer.eps)
+
+
+def lean_norms(modules: Iterable[nn.Module], samples: int | None) -> contextlib.AbstractContextManager[None]:
+    """Inside, batch norm layers are `LeanNorm`: they take so many samples for one time step and have statistics of
+    each; all samples, if no number is given."""
     norms = (module for module in dict.fromkeys(modules) if isinstance(module, _BatchNorm))
-    return in_class(norms, _per_step, samples=samples)
+    return in_class(norms, _lean, samples=samples, fitting={})

@@ -17,8 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.bits import add_bits_
+from ..kernels.norm_lif import Pending
+from ..kernels.small_form import attach
 from ..neurons import has_hooks
-from .spikes import Bits, Kept, Repeated, keep, restore
+from ..neurons.lif import LeakyNeuron
+from .norms import LeanNorm
+from .spikes import Bits, Kept, Repeated, keep, restore, small_tensor
+from .tracker import note_saved
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Piece:
     """A part of a unit.
 
     Attributes:
-        run: computes the output from the inputs.
+        run: computes the output from the inputs: a tensor, or spikes of which only the bits were written (`fire`).
         modules: the layers that it runs; between them the pieces of a unit have each layer of the unit once.
         takes: its inputs by number: 0 is the input of the unit, n the output of the unit's n-th piece.
         reads_carried: whether `run` is given inputs as `Carried` and makes them dense itself, at the moment it needs
@@ -34,7 +39,7 @@ class Piece:
         ends_in: the neuron layer whose spikes are the output as they are, if there is such a layer.
     """
 
-    run: Callable[..., Tensor]
+    run: Callable[..., Tensor | Carried]
     modules: tuple[nn.Module, ...]
     takes: tuple[int, ...] = (0,)
     reads_carried: bool = False
@@ -81,6 +86,24 @@ class Carried:
         way = isinstance(x, Tensor) and self._small is not None and x.requires_grad
         self._way = _Way.apply(x) if way else None
 
+    @classmethod
+    def fired(cls, way: Tensor, bits: Bits) -> Carried:
+        """Spikes of which only the bits were written; `way` is where their gradient goes."""
+        carried = cls(bits)
+        carried._way = way if way.requires_grad else None
+        return carried
+
+    def small(self) -> Kept:
+        """What spikes that were fired are kept as."""
+        assert self._small is not None, "they have no other form"
+        note_saved(small_tensor(self._small))
+        return self._small
+
+    def end(self) -> Tensor:
+        """Where the gradient of spikes that were fired goes."""
+        assert isinstance(self._small, Bits)
+        return self._small.outline() if self._way is None else self._way
+
     def dense(self) -> Tensor:
         """The map for one reader; it is held here no longer than it must be."""
         self._reads -= 1
@@ -107,6 +130,61 @@ class Carried:
 def dense(x: Tensor | Carried) -> Tensor:
     """A piece's input as a tensor."""
     return x if isinstance(x, Tensor) else x.dense()
+
+
+def end_of(y: Tensor | Carried) -> Tensor:
+    """Where the gradient of a piece's output goes."""
+    return y if isinstance(y, Tensor) else y.end()
+
+
+def small_form(y: Tensor | Carried) -> Kept:
+    """What a piece's output is kept as, cut from the graph."""
+    return keep(y.detach()) if isinstance(y, Tensor) else y.small()
+
+
+def normed(norm: nn.Module, neuron: nn.Module, x: Tensor) -> Tensor | Pending:
+    """What batch norm gives to a neuron: not yet computed, if the neuron can do that as it fires."""
+    if isinstance(norm, LeanNorm) and isinstance(neuron, LeakyNeuron) and not has_hooks(norm):
+        pending = norm.pending(x)
+        if pending is not None:
+            return pending if neuron.takes(pending) else pending.dense()
+    return output_of(norm, x)
+
+
+def fire(neuron: nn.Module, current: Tensor | Pending) -> Tensor | Carried:
+    """The spikes of a neuron, only as bits if its input is not yet computed."""
+    if isinstance(current, Tensor):
+        return neuron(current)
+    assert isinstance(neuron, LeakyNeuron), "no other takes such an input"
+    way, bits = neuron.fire(current, dense=False)
+    x = current.x
+    return Carried.fired(way, Bits(bits, x.shape, x.stride(), x.dtype))
+
+
+def fire_dense(neuron: nn.Module, current: Tensor | Pending) -> Tensor:
+    """The spikes of a neuron as a map."""
+    if isinstance(current, Tensor):
+        return neuron(current)
+    assert isinstance(neuron, LeakyNeuron), "no other takes such an input"
+    spikes, bits = neuron.fire(current, dense=True)
+    attach(spikes, bits)
+    return spikes
+
+
+def output_of(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a layer gives, as a map that lean memory may write over: a copy, if a hook may hold the map itself."""
+    output = layer(x)
+    return output.clone() if has_hooks(layer) else output
+
+
+def plus(current: Pending, x: Tensor | Carried) -> Pending | Tensor:
+    """The sum of two maps, not yet computed if both have one dtype. Of spikes that are held as bits no dense map is
+    made."""
+    found = x.bits() if isinstance(x, Carried) else None
+    if found is not None and found[1].is_like(current.x):
+        return current.plus_spikes(found[0], found[1].small)
+    other = dense(x)
+    return current.plus(other) if current.dtype == other.dtype else current.dense() + other
 
 
 def add_over(current: Tensor, x: Tensor | Carried) -> Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import Tensor, nn
 
+from ..kernels.layout import same_order
 from ..kernels.lif import lif_reset, lif_sequence, lif_sequence_, lif_step, lif_step_
-from ..kernels.lif.ops import check_parameters
+from ..kernels.lif.ops import Options, check_parameters
+from ..kernels.norm_lif import Pending, fire, takes_steps
 from ..kernels.surrogate import Surrogate, Triangle, as_surrogate
-from .base import Neuron
+from .base import Neuron, has_hooks
 
 
 class LeakyNeuron(Neuron):
@@ -30,6 +33,36 @@ class LeakyNeuron(Neuron):
         """The arguments of every kernel call."""
         options = {"reset": self.reset_mode, "reset_value": self.reset_value, "scale": self.scale}
         return options | {"surrogate": self.surrogate, "backend": self.backend}
+
+    def kernel_options(self) -> tuple[Options, Tensor | None]:
+        """What the kernels are told besides tensors, and the logit of the decay if it is learned."""
+        raise NotImplementedError
+
+    def takes(self, pending: Pending) -> bool:
+        """Whether a step can normalise its input as it fires: in lean memory, and if no one is to see the input."""
+        unseen = self.stand_in is None and not has_hooks(self)
+        if not (unseen and self.lean and self.backend != "reference" and _steps_as_told(type(self))):
+            return False
+        step = self._step_of(pending.x)
+        fits = self.membrane is None or same_order(self.membrane, step)
+        return self.step_mode == "s" and fits and takes_steps(step, len(pending.x) // len(step), self.online)
+
+    def fire(self, pending: Pending, *, dense: bool) -> tuple[Tensor, Tensor]:
+        """Advance the state by a time step, or by those of a chunk, and return the spikes and their bits. If they are
+        not to be `dense`, the spikes are a tensor of their shape and of no size, for the gradient."""
+        self.prepare(self._step_of(pending.x))
+        assert self.membrane is not None
+        options, w = self.kernel_options()
+        several = len(pending.x) != len(self.membrane)
+        in_place = self.advances_in_place(pending.way) if several else self.online and w is None
+        spikes, bits, self.membrane = fire(
+            pending, self.membrane, w, options, online=self.online, in_place=in_place, dense=dense
+        )
+        return spikes, bits
+
+    def _step_of(self, x: Tensor) -> Tensor:
+        """The first time step of a batch."""
+        return x if self.samples is None else x[: self.samples]
 
     def after_reset(self, m: Tensor) -> Tensor:
         """The plain form's state from the membrane before reset."""
@@ -104,6 +137,9 @@ class FusedLIF(LeakyNeuron):
 
         return fused_like(node, backend=backend)
 
+    def kernel_options(self) -> tuple[Options, None]:
+        return Options.checked(self.decay, self.threshold, detach_reset=self.detach_reset, **self.options), None
+
     def step(self, x: Tensor, in_place: bool) -> Tensor:
         assert self.membrane is not None, "prepare() comes first"
         if self.memory_form == "paper":
@@ -132,3 +168,11 @@ class FusedLIF(LeakyNeuron):
 
     def extra_repr(self) -> str:
         return self.describe(f"decay={self.decay}")
+
+
+@functools.cache
+def _steps_as_told(kind: type[LeakyNeuron]) -> bool:
+    """Whether the options of a class are all there is to its step: no subclass has another one."""
+    names = "kernel_options", "step"
+    options, step = (next(owner for owner in kind.__mro__ if name in vars(owner)) for name in names)
+    return issubclass(options, step)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..kernels.lif.ops import Options
 from ..kernels.plif import plif_sequence, plif_sequence_, plif_step
 from ..kernels.surrogate import Surrogate, Triangle
 from .lif import LeakyNeuron
@@ -71,6 +72,11 @@ class FusedPLIF(LeakyNeuron):
     def decay(self) -> float:
         """The current λ, as a number, so on a GPU this waits for the device."""
         return torch.sigmoid(self.logit.detach()).item()
+
+    def kernel_options(self) -> tuple[Options, Tensor]:
+        options = self.options | {"scale_by_decay": self.scale_by_decay, "detach_reset": self.detach_reset}
+        any_decay = 0.5  # the learned one counts in its place
+        return Options.checked(any_decay, self.threshold, **options), self.logit.reshape(())
 
     def step(self, x: Tensor, in_place: bool) -> Tensor:
         assert self.membrane is not None, "prepare() comes first"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..memory.pieces import Carried, Piece, dense, pieces_of
-from ..memory.spikes import Kept, keep
+from ..memory.pieces import Carried, Piece, dense, end_of, pieces_of, small_form
+from ..memory.spikes import Kept
 from ..memory.tracker import mark, mark_backward
 from ..units import label_of
 from .subnetworks import Subnetwork
@@ -29,7 +29,7 @@ class Stage:
     reads: tuple[int, ...]
     name: str
 
-    def run(self, inputs: Sequence[Carried]) -> Tensor:
+    def run(self, inputs: Sequence[Carried]) -> Tensor | Carried:
         """The output, from the maps that the stage reads."""
         mark(unit=self.name)
         if not self.piece.reads_carried:
@@ -67,9 +67,9 @@ class Flow:
         maps, output = [Carried(x, self.readers[0])], x
         for number, stage in enumerate(self.stages, 1):
             y = stage.run([maps[read] for read in stage.reads])
-            mark_backward(y, stage.name)
+            mark_backward(end_of(y), stage.name)
             if number == self.boundary:
-                output = keep(y.detach()) if self.lean else y.detach()
-            maps.append(Carried(y, self.readers[number]))
+                output = small_form(y) if self.lean else dense(y).detach()
+            maps.append(y if isinstance(y, Carried) else Carried(y, self.readers[number]))
             del y  # from here on a map is held only while a stage still has to read it
         return output, maps[-1].dense()

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..memory.chunks import in_chunks
-from ..memory.norms import norms_by_step
+from ..memory.norms import lean_norms
 from ..memory.spikes import Kept, saving
 from ..memory.still import StillImage, showing
 from ..memory.strided import taking_pixels_first
@@ -88,7 +88,8 @@ class Rule:
         sample: one batch of input without time, [B, ...]; only its shape, dtype, device and memory order are read.
         schedule: makes a learning-rate scheduler from an optimizer; `advance_schedule` steps all of them.
         memory: "lean" keeps spikes as bits and one subnetwork alive at a time; "paper" is the plain form. Results are
-            the same to the last bit; on CPU with channels_last within rounding, as lean convolutions then read bits.
+            the same to the last bit; with channels_last within rounding, as lean memory then has kernels of its own
+            for convolutions and batch norms.
         order: the outer loop, "subnetwork" or "time"; the default is "subnetwork" for lean and "time" for paper.
         precision: "fp32"; or autocast in "bf16" or "fp16", the latter with a gradient scaler for each subnetwork.
         budget: bytes that a training step may take at its peak ("2GiB", 2e9). Batches for which it was not planned are
@@ -324,8 +325,9 @@ class Rule:
         modules = list(self.modules())
         samples = len(y) if self.plan.chunk > 1 else None
         borrowing = borrowed(modules, training=True, online=self.online, memory=self.memory, samples=samples)
-        by_step = norms_by_step(modules, samples)
-        with borrowing, by_step, taking_pixels_first(modules), self._showing(still, T) as self._still:
+        norms = lean_norms(modules, samples) if self.memory == "lean" else contextlib.nullcontext()
+        # What convolves a still image is found while its batch norm is still a plain one.
+        with borrowing, self._showing(still, T) as self._still, norms, taking_pixels_first(modules):
             try:
                 yield
             except BaseException:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..memory.firing import Firing
-from ..memory.pieces import Carried
+from ..memory.pieces import Carried, end_of, small_form
 from ..memory.recompute import Entering, Gradients, Rerun, leave
-from ..memory.spikes import Kept, keep, saving
+from ..memory.spikes import Kept, saving
 from ..memory.tracker import mark
 from ..neurons import Neuron
 from ..planning.flow import Flow, Stage
@@ -85,7 +85,7 @@ class Recomputation:
         """Run a stage again with a graph, its neurons replayed from what was recorded."""
         replays = [firing.replay for firing in firings]
         with torch.enable_grad(), saving("lean"), run.rerun.again(t), run.standing_in(replays):
-            ends: dict[object, Tensor] = {(run.number, t): run.stage.run(self.inputs(run, maps, t))}
+            ends: dict[object, Tensor] = {(run.number, t): end_of(run.stage.run(self.inputs(run, maps, t)))}
             ends |= {firing: firing.tick for firing in firings if firing.tick is not None}
             self.end_graph(run, t, ends)
 
@@ -111,10 +111,11 @@ class OnlineStep(Recomputation):
         carried, self.maps = [Carried(x, self.flow.readers[0])], [x]
         for run in self.runs:
             y = self._first(run, [carried[number] for number in run.stage.reads])
-            small = keep(y)
+            small = small_form(y)
             self.maps.append(small)
-            carried.append(Carried(y, self.flow.readers[run.number], small))
-            del y
+            given = y if isinstance(y, Tensor) else small
+            carried.append(Carried(given, self.flow.readers[run.number], small))
+            del y, given
         output, logits = self.maps[self.flow.boundary], carried[-1].dense()
         self.maps = [small if self.is_read_again(number) else None for number, small in enumerate(self.maps)]
         torch.clear_autocast_cache()  # low-precision weights cached without a graph would get no gradient
@@ -134,7 +135,7 @@ class OnlineStep(Recomputation):
             self.go_back(run, self.t)
         torch.clear_autocast_cache()
 
-    def _first(self, run: StageRuns, inputs: list[Carried]) -> Tensor:
+    def _first(self, run: StageRuns, inputs: list[Carried]) -> Tensor | Carried:
         if run.level:
             firings = [Firing(unread=neuron is run.stage.piece.ends_in) for neuron in run.neurons]
             self.firings[run.number] = firings
@@ -142,5 +143,5 @@ class OnlineStep(Recomputation):
                 return run.stage.run(inputs)
         with torch.enable_grad(), saving("lean"):
             y = run.stage.run(self.inputs(run, inputs, self.t))
-            self.end_graph(run, self.t, {(run.number, self.t): y})
-        return y.detach()
+            self.end_graph(run, self.t, {(run.number, self.t): end_of(y)})
+        return y.detach() if isinstance(y, Tensor) else y

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ..memory.firing import Chain, FiringThroughTime
-from ..memory.pieces import Carried
+from ..memory.pieces import Carried, end_of, small_form
 from ..memory.recompute import enter
-from ..memory.spikes import Kept, keep, saving
+from ..memory.spikes import Kept, saving
 from ..memory.tracker import mark
 from ..neurons import Neuron
 from ..planning.flow import Flow
@@ -83,7 +83,7 @@ class ExactSteps(Recomputation):
                     y = run.stage.run(self._carried(run, t))
             else:
                 y = self._with_graph(run, t)
-        self.maps[run.number][t] = keep(y)
+        self.maps[run.number][t] = small_form(y)
 
     def _back(self, run: StageRuns, steps: range) -> None:
         """Backward through one segment of a stage, with graphs that were kept or are made now."""
@@ -126,20 +126,20 @@ class ExactSteps(Recomputation):
         torch.clear_autocast_cache()
         return firings
 
-    def _with_graph(self, run: StageRuns, t: int) -> Tensor:
+    def _with_graph(self, run: StageRuns, t: int) -> Tensor | Carried:
         """A time step with its own graph, which begins at its inputs and at the states before it."""
         for neuron, states in zip(run.neurons, _states(run.neurons), strict=True):
             for name, state in states.items():
                 setattr(neuron, name, enter(state, self.gradients.receiver((neuron, name, t))))
         with torch.enable_grad(), saving("lean"):
             y = run.stage.run(self.inputs(run, self._carried(run, t), t))
-            ends: dict[object, Tensor] = {(run.number, t): y}
+            ends: dict[object, Tensor] = {(run.number, t): end_of(y)}
             for neuron, states in zip(run.neurons, _states(run.neurons), strict=True):
                 ends |= {(neuron, name, t + 1): state for name, state in states.items()}
             self.end_graph(run, t, ends)
         for neuron in run.neurons:
             neuron.detach_state()
-        return y.detach()
+        return y
 
     def _states_before(self, run: StageRuns, t: int) -> States:
         return self.snapshots.pop((run.number, t), [{} for _ in run.neurons])

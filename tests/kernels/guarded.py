@@ -28,11 +28,15 @@ from stdl_engine.kernels import steps as neuron_steps
 from stdl_engine.kernels.bits import add_bits_, unpack
 from stdl_engine.kernels.bits import reference as bits_reference
 from stdl_engine.kernels.checks import STATE_DTYPE
+from stdl_engine.kernels.lif.ops import Options as lif_options
+from stdl_engine.kernels.norm_lif import Pending, fire, norm_statistics
 from stdl_engine.kernels.spike_conv import (
     by_taps,
     spike_conv,
     spike_conv_add_weight_gradient,
     spike_conv_weight_gradient,
+    takes_winograd,
+    winograd_input_gradient,
 )
 
 PAGE = mmap.PAGESIZE
@@ -237,6 +241,42 @@ def convolution(guard: Guard, shape: tuple, out_channels: int, kernel: int, stri
     spike_conv_weight_gradient(bits, grad, list(shape), list(weight.shape), stride, padding)
     spike_conv_add_weight_gradient(innermost(weight), bits, grad, list(shape), stride, padding)
     by_taps(grad, innermost(weight), shape, stride, padding)
+    if takes_winograd(weight, stride, padding):
+        winograd_input_gradient(grad, innermost(weight), list(shape), padding)
+
+
+def norm_cases(guard: Guard) -> Iterator[Case]:
+    """Batch norm and a neuron in one pass, with maps that do not fill a row or a tile."""
+    for shape, dtype in (
+        ((2, 8, 1, 3), torch.float32), ((3, 16, 5, 7), torch.float32), ((3, 64, 3, 3), torch.bfloat16),
+        ((1, 2048, 3, 1), torch.float32), ((5, 32, 15, 15), torch.float16),
+    ):  # fmt: skip
+        yield f"norm_lif, {shape}, {dtype}", partial(norm_and_neuron, guard, shape, dtype)
+
+
+def norm_and_neuron(guard: Guard, shape: tuple, dtype: torch.dtype) -> None:
+    samples, channels, *size = shape
+    pattern = torch.empty(2 * samples, channels, *size, dtype=dtype, memory_format=torch.channels_last)
+
+    def map_of(numbers: Tensor) -> Tensor:
+        return guard.tensor(pattern.copy_(numbers)).requires_grad_()
+
+    x, added = map_of(torch.randn(pattern.shape)), map_of(torch.randn(pattern.shape))
+    weight, bias, mean, var = (guard.tensor(torch.rand(channels)) for _ in range(4))
+    table = norm_statistics(x.detach(), weight, bias, mean, var, 2, [0.1, 0.1], 1e-5, "auto")
+    parameters = weight.requires_grad_(), bias.requires_grad_()
+    bits = guard.tensor(bits_reference.pack((added.detach() > 0).to(dtype)))
+    options = lif_options.checked(0.5, 1.0, "soft", 0.0, 1.0, True, "triangle", "auto")
+    for online, which in ((True, "map"), (False, "bits"), (True, "")):
+        pending = Pending.after(x, table, *parameters, constant=False)
+        if which:
+            pending = pending.plus(added) if which == "map" else pending.plus_spikes(added, bits)
+        m = guard.tensor(torch.randn(pattern.shape)[:samples].contiguous(memory_format=torch.channels_last))
+        for w in (None, guard.tensor(torch.zeros(())).requires_grad_()):
+            spikes, *_ = fire(pending, guard.tensor(m), w, options, online=online, in_place=online, dense=which != "bits")
+            spikes.backward(guard.tensor(pattern.float().normal_().to(dtype)), retain_graph=True)
+    written = Pending.after(x, table, *parameters, constant=True).dense()
+    written.backward(guard.tensor(pattern.float().normal_().to(dtype)))
 
 
 def check_guard(guard: Guard) -> None:
@@ -257,11 +297,11 @@ def main() -> None:
     torch.set_num_threads(1)  # Python sees what a kernel is given only if no other thread runs it
     check_guard(guard)
     faulthandler.enable()
-    cases = [*neuron_cases(guard), *convolution_cases(guard)]
+    cases = [*neuron_cases(guard), *convolution_cases(guard), *norm_cases(guard)]
     for threads, guard.side in itertools.product((1, 2), ("behind", "before")):
         torch.set_num_threads(threads)
         for name, run in cases:
-            if threads == 1 or f" {SIZES[-1]} neurons" in name or name.startswith("spike_conv"):
+            if threads == 1 or f" {SIZES[-1]} neurons" in name or name.startswith(("spike_conv", "norm_lif")):
                 print(f"{name}, a page without access {guard.side} each operand, threads: {threads}", flush=True)
                 run()
                 guard.made.clear()

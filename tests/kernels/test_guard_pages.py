@@ -15,6 +15,6 @@ def test_operands_against_pages_without_access():
     *cases, last = done.stdout.splitlines() or [""]
     assert done.returncode == 0, f"ended with {done.returncode} in: {last}\n{done.stderr}"
     assert last == "done"
-    for kernel in ("lif, exact", "lif, online", "lif, sequence", "plif", "alif", "unpack", "spike_conv"):
+    for kernel in ("lif, exact", "lif, online", "lif, sequence", "plif", "alif", "unpack", "spike_conv", "norm_lif"):
         for end in ("behind each operand, threads: 1", "before each operand, threads: 2"):
             assert any(case.startswith(kernel) and case.endswith(end) for case in cases), (kernel, end)

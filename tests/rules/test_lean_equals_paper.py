@@ -1,12 +1,12 @@
 """Lean memory changes no number: weights, auxiliary networks and batch-norm statistics to the last bit, except by the
-rounding of convolutions that read bits.
+rounding of convolutions that read bits and of batch norm in one pass with a neuron.
 """
 
 import pytest
 import torch
 from torch import nn
 
-from stdl_engine.memory import layers
+from stdl_engine.memory import layers, norms
 from stdl_engine.models import MODELS
 from stdl_engine.rules import RULES
 from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock
@@ -63,18 +63,22 @@ LAYOUTS = {
 @pytest.mark.parametrize(("rule", "name"), [("bptt", "resnet18"), ("stdl", "vgg16"), ("stdl", "sew_resnet34")])
 @pytest.mark.parametrize("layouts", LAYOUTS)
 def test_with_channels_last(layouts, rule, name, monkeypatch):
-    """As long as PyTorch does the convolutions, which is what has changed if this fails and the one below does not."""
+    """As long as PyTorch does the convolutions and the batch norms: those have changed if this fails and the one below
+    does not."""
     monkeypatch.setattr(layers, "takes", lambda *_: False)
+    monkeypatch.setattr(norms, "takes", lambda *_: False)
     _, lean, _ = trained(rule, name, "lean", steps=2, layouts=LAYOUTS[layouts])
     _, paper, _ = trained(rule, name, "paper", steps=2, layouts=LAYOUTS[layouts])
     assert_same(lean, paper)
 
 
 @pytest.mark.parametrize("rule", ["bptt", "sltt", "stdl"])
-def test_convolutions_of_bits_round_differently_and_no_more(rule, monkeypatch):
-    """What a step does to the weights, against the same step with PyTorch's convolutions. Not element by element: a sum
-    that rounds to the other side of the threshold is a spike more or less."""
-    calls, changes = [], []
+def test_our_kernels_round_differently_and_no_more(rule, monkeypatch):
+    """What a step does to the weights, against the same step with PyTorch's convolutions and batch norms. Not element
+    by element: a sum that rounds to the other side of the threshold is a spike more or less."""
+    calls, tables, changes = [], [], []
+    statistics = norms.norm_statistics
+    monkeypatch.setattr(norms, "norm_statistics", lambda *a: tables.append(a) or statistics(*a))
     counted = layers.spike_conv_weight_gradient
     monkeypatch.setattr(layers, "spike_conv_weight_gradient", lambda *a: calls.append(a) or counted(*a))
     x, y = torch.randn(8, 3, 16, 16).contiguous(memory_format=torch.channels_last), torch.arange(8) % 10
@@ -87,6 +91,7 @@ def test_convolutions_of_bits_round_differently_and_no_more(rule, monkeypatch):
         train(made, [(x, y)])
         changes.append({key: value - before[key] for key, value in numbers(made).items() if key.endswith("weight")})
     assert calls
+    assert tables
     lean, paper = changes
     for key in lean:
         assert torch.cosine_similarity(lean[key].flatten(), paper[key].flatten(), dim=0) > 0.999, key

@@ -1,0 +1,7 @@
+"""Batch norm and the neuron after it in one pass: see README.md."""
+
+from .ops import norm_statistics, table_of
+from .pending import Pending, takes, takes_steps
+from .steps import fire
+
+__all__ = ["Pending", "fire", "norm_statistics", "table_of", "takes", "takes_steps"]

@@ -1,0 +1,138 @@
+"""Batch norm's output, not yet computed: its input and a table, for a neuron that normalises as it fires.
+
+In the graph three nodes stand for it, as if batch norm, the sum with a shortcut and the neuron had run one after the
+other: gradients live as long as they would then, and anyone who wants the map itself can have it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ..bits import add_bits_
+from ..layout import is_dense
+from . import ops
+from .sums import share, sums_of
+
+
+class Pending:
+    """The output of batch norm, perhaps with something added.
+
+    Attributes:
+        x: batch norm's input.
+        table: what it is normalised by.
+        way: where its gradient goes, a tensor of its shape and of no size.
+        added, added_bits: a map, or spikes as bits, to be added.
+        backend: whose kernels compute it.
+    """
+
+    def __init__(
+        self, x: Tensor, table: Tensor, way: Tensor, *, added: Tensor | None = None, added_bits: Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:  # fmt: skip
+        self.x, self.table, self.way, self.backend = x, table, way, backend
+        self.added, self.added_bits = added, added_bits
+
+    @classmethod
+    def after(
+        cls, x: Tensor, table: Tensor, weight: Tensor | None, bias: Tensor | None, *, constant: bool,
+        backend: str = "auto",
+    ) -> Self:  # fmt: skip
+        """Of a map and its table. With `constant` statistics these do not depend on the map."""
+        return cls(x.detach(), table, _Norm.apply(x, weight, bias, table, constant, backend), backend=backend)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.x.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.x.dtype
+
+    def plus(self, added: Tensor) -> Pending:
+        """With a map added."""
+        return self._with(_Added.apply(self.way, added), added=added.detach())
+
+    def plus_spikes(self, way: Tensor, bits: Tensor) -> Pending:
+        """With spikes added, of which there are the bits and where their gradient goes."""
+        return self._with(_Added.apply(self.way, way), added_bits=bits)
+
+    def _with(self, way: Tensor, **added: Tensor) -> Pending:
+        return Pending(self.x, self.table, way, backend=self.backend, **added)
+
+    def dense(self) -> Tensor:
+        """The map itself."""
+        return _Written.apply(self.way, self)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, table: Tensor, constant: bool, backend: str
+    ) -> Tensor:
+        ctx.constant, ctx.backend = constant, backend
+        ctx.save_for_backward(x, table)
+        return _no_size(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, table = ctx.saved_tensors
+        found = sums_of(grad, table)
+        sums = ops.norm_sums(grad, x, table, ctx.backend) if found is None else found.sums
+        given = grad, x, table, sums, ctx.constant, ctx.backend
+        if found is not None and not found.shared:  # the gradient was made for this node alone
+            gradients = grad, *ops.norm_gradients_(*given)
+        else:
+            gradients = ops.norm_gradients(*given)
+        wanted = zip(gradients, ctx.needs_input_grad[:3], strict=True)
+        return *(g if is_wanted else None for g, is_wanted in wanted), None, None, None
+
+
+class _Added(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, way: Tensor, other: Tensor) -> Tensor:
+        return _no_size(way)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return share(grad) if ctx.needs_input_grad[1] else grad, grad
+
+
+class _Written(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, way: Tensor, pending: Pending) -> Tensor:
+        y = ops.normalise(pending.x, pending.table, pending.backend)
+        if pending.added is not None:
+            y.add_(pending.added)
+        if pending.added_bits is not None:
+            add_bits_(y, pending.added_bits)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def _no_size(x: Tensor) -> Tensor:
+    return x.new_zeros(()).expand(x.shape)
+
+
+MOST = {"cuda": 1024}
+"""The most channels, by device; elsewhere 2048."""
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernels can normalise such a map: not in float64, channels innermost in memory, and a power of two of
+    them. Others are PyTorch's, whose batch norm of a contiguous map is the same in plain and in lean memory."""
+    if x.ndim != 4 or x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or not x.numel():
+        return False
+    channels = x.shape[1]
+    innermost = x.stride(1) == 1 and x.shape[2:].numel() > 1 and is_dense(x)
+    return innermost and 8 <= channels <= MOST.get(x.device.type, 2048) and not channels & (channels - 1)
+
+
+def takes_steps(x: Tensor, steps: int, online: bool) -> bool:
+    """Whether a neuron can take them in one pass: on a GPU not several steps that wait for one another."""
+    return steps == 1 or online or x.device.type != "cuda"
