@@ -1,8 +1,11 @@
 """The paper's analyses of your own networks, on one page: `python -m stdl_engine.report OUT [--recipe R] [--only A,B]`.
 
-OUT/index.html    the page: works offline, no scripts, pictures inside OUT/data/*.csv    the values behind every figure
-OUT/pictures/     its charts as files OUT/report.json   settings, runs, versions, and all values once more OUT/runs/
-one folder for each run, named after its settings OUT/plans/        predicted peaks, which are kept as well
+    OUT/index.html    the page: works offline, no scripts, pictures inside
+    OUT/data/*.csv    the values behind every figure
+    OUT/pictures/     its charts as files
+    OUT/report.json   settings, runs, versions, and all values once more
+    OUT/runs/         one folder for each run, named after its settings
+    OUT/plans/        predicted peaks, which are kept as well
 
 Missing runs are trained and existing ones are kept, so the same command continues a report that was stopped or killed.
 """
