@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..kernels.norm_lif import Pending, norm_statistics, table_of, takes
@@ -110,6 +111,7 @@ def _lean(kind: Any) -> type[LeanNorm]:
             if has_own_way:
                 return torch.cat([super(Lean, self).forward(x_t) for x_t in x.split(self.samples)])
             self._check_input_dim(x)
+            x = x.contiguous(memory_format=suggest_memory_format(x))  # the operator reads other strides wrongly
             return _NormalisedSteps.apply(x, self.weight, self.bias, self, self.samples)
 
     Lean.__name__ = Lean.__qualname__ = kind.__name__
