@@ -121,7 +121,8 @@ def _lean(kind: Any) -> type[LeanNorm]:
 def _fits(layer: _BatchNorm, x: Tensor) -> bool:
     """Whether our kernels can compute this layer."""
     of_layer = (layer.weight, layer.bias, layer.running_mean, layer.running_var)
-    return takes(x) and all(t is None or (t.dtype == torch.float32 and t.is_contiguous()) for t in of_layer)
+    there = [t for t in of_layer if t is not None]
+    return takes(x) and all(t.dtype == torch.float32 and t.shape == x.shape[1:2] and t.is_contiguous() for t in there)
 
 
 def _of_batch(layer: _BatchNorm, x: Tensor, groups: int) -> Tensor:

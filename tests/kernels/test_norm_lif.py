@@ -395,9 +395,10 @@ def test_operators():
         (map_of((2, 24, 3, 3)), False), (map_of((2, 4, 3, 3)), False), (map_of((2, 4096, 3, 3)), False),
         (map_of((2, 8, 3, 3), torch.float64), False), (map_of((0, 8, 3, 3)), False), (torch.randn(2, 8), False),
         (map_of((2, 8, 1, 1)), False), (map_of((4, 8, 3, 3))[::2], False),
+        (torch.randn(3, 3, 2, 8).permute(2, 3, 0, 1), False), (torch.randn(3, 3, 1, 8).permute(2, 3, 0, 1), True),
     ],
     ids=["smallest", "largest", "contiguous", "no power of two", "too few", "too many", "float64", "empty", "vectors",
-         "one pixel", "gaps"],
+         "one pixel", "gaps", "samples inside", "one sample inside"],
 )  # fmt: skip
 def test_what_it_takes(x, is_taken):
     assert takes(x) is is_taken
