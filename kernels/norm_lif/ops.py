@@ -44,7 +44,7 @@ def _empty_table(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
     groups: int, shares: Sequence[float], eps: float, backend: str,
 ) -> Tensor:  # fmt: skip
-    return torch.empty(groups, 4, x.shape[1], device=x.device)
+    return torch.empty(groups, 4, x.shape[1], dtype=torch.float32, device=x.device)
 
 
 def _normalise(x: Tensor, table: Tensor, backend: str) -> Tensor:
@@ -94,8 +94,8 @@ def _gradients_over(
 def _empty_parameter_gradients(
     grad: Tensor, x: Tensor, table: Tensor, sums: Tensor, constant: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
-    channels = x.shape[1]
-    return torch.empty(channels, device=x.device), torch.empty(channels, device=x.device)
+    weight, bias = (torch.empty(x.shape[1], dtype=torch.float32, device=x.device) for _ in range(2))
+    return weight, bias
 
 
 norm_statistics = Operator("norm_statistics", _statistics, _empty_table, mutates=("running_mean", "running_var"))

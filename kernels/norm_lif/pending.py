@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..bits import add_bits_
-from ..layout import is_dense
+from ..layout import is_dense, is_in_samples
 from . import ops
 from .sums import share, sums_of
 
@@ -124,12 +124,13 @@ MOST = {"cuda": 1024}
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernels can normalise such a map: not in float64, channels innermost in memory, and a power of two of
-    them. Others are PyTorch's, whose batch norm of a contiguous map is the same in plain and in lean memory."""
+    """Whether the kernels can normalise such a map: not in float64, samples outermost in memory, channels innermost and
+    a power of two of them. Others are PyTorch's, whose batch norm of a contiguous map is the same in plain and in lean
+    memory."""
     if x.ndim != 4 or x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or not x.numel():
         return False
     channels = x.shape[1]
-    innermost = x.stride(1) == 1 and x.shape[2:].numel() > 1 and is_dense(x)
+    innermost = x.stride(1) == 1 and x.shape[2:].numel() > 1 and is_dense(x) and is_in_samples(x)
     return innermost and 8 <= channels <= MOST.get(x.device.type, 2048) and not channels & (channels - 1)
 
 

@@ -6,7 +6,7 @@ The kernel that makes that gradient also makes the sums. They are a record on th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,8 +15,8 @@ class Sums(NamedTuple):
     """Sums of a gradient as it was at one version."""
 
     sums: Tensor
-    table: int
-    """Which table they are for: a gradient may reach two batch norms."""
+    table: object
+    """Which table they are for (`_mark`): a gradient may reach two batch norms, and may outlive the table."""
     version: int
     shared: bool
     """Whether someone else was given the gradient, too."""
@@ -24,13 +24,13 @@ class Sums(NamedTuple):
 
 def attach(grad: Tensor, sums: Tensor, table: Tensor) -> None:
     """Let `sums_of` find the sums."""
-    _hang(grad, Sums(sums, _storage(table), grad._version, shared=False))
+    _hang(grad, Sums(sums, _mark(table), grad._version, shared=False))
 
 
 def sums_of(grad: Tensor, table: Tensor) -> Sums | None:
     """The record for a table, if there is one and the gradient has not changed since."""
     record = _record(grad)
-    return record if record is not None and record.table == _storage(table) else None
+    return record if record is not None and record.table is _mark(table) else None
 
 
 def share(grad: Tensor) -> Tensor:
@@ -50,5 +50,9 @@ def _record(grad: Tensor) -> Sums | None:
     return record if record is not None and record.version == grad._version else None
 
 
-def _storage(t: Tensor) -> int:
-    return t.untyped_storage()._cdata
+def _mark(table: Tensor) -> object:
+    """An object that hangs on one table and no other. Its address would not do: the next table may get it."""
+    storage: Any = table.untyped_storage()
+    if not hasattr(storage, "norm_mark"):
+        storage.norm_mark = object()
+    return storage.norm_mark

@@ -329,7 +329,7 @@ def _shares(shape: Shape) -> tuple[int, int]:
 
 
 def _partial(x: Tensor, shape: Shape) -> Tensor:
-    return torch.empty(shape.steps, _shares(shape)[0], 2, shape.channels, device=x.device)
+    return torch.empty(shape.steps, _shares(shape)[0], 2, shape.channels, dtype=torch.float32, device=x.device)
 
 
 def statistics(
@@ -341,7 +341,7 @@ def statistics(
     n, rows, constants = _pixels(shape), BLOCK // shape.channels, {"CHANNELS": shape.channels}
     launch(norm_moments, (programs, shape.steps), x, (x, partial, n, each), **constants)
     tracks = running_mean is not None
-    parts = torch.tensor(shares, device=x.device) if tracks else None
+    parts = torch.tensor(shares, dtype=torch.float32, device=x.device) if tracks else None
     launch(
         norm_table, (1,), x,
         (partial, table, weight, bias, running_mean, running_var, parts, n, programs, each * rows, shape.groups,

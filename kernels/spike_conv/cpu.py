@@ -91,7 +91,7 @@ def weight_gradient(bits: Tensor, grad: Tensor, geometry: Geometry, into: Tensor
     if into is not None and parts == 1:
         found, adds = into.permute(0, 2, 3, 1).view(1, *shape), True
     else:
-        found, adds = torch.empty(parts, *shape), False
+        found, adds = torch.empty(parts, *shape, dtype=torch.float32, device=grad.device), False
     surrounded = _surround(bits, geometry)
     record = _record(surrounded, found, grad, geometry, parts, each * WORD)
     workers = workers_for(record.tickets)

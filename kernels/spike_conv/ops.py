@@ -61,7 +61,7 @@ def _empty_output(
     bits: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
     out_shape = Geometry.of(shape, weight.shape, stride, padding).out_shape
-    return torch.empty(out_shape, device=bits.device, memory_format=torch.channels_last)
+    return _empty_map(out_shape, bits)
 
 
 def _weight_gradient(
@@ -78,7 +78,7 @@ def _empty_weight(
     bits: Tensor, grad: Tensor, shape: Sequence[int], weight_shape: Sequence[int], stride: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    return torch.empty(tuple(weight_shape), device=bits.device, memory_format=torch.channels_last)
+    return _empty_map(weight_shape, bits)
 
 
 def _add_weight_gradient(
@@ -100,7 +100,13 @@ def _input_gradient(grad: Tensor, weight: Tensor, shape: Sequence[int], padding:
 
 
 def _empty_input(grad: Tensor, weight: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
-    return torch.empty(tuple(shape), device=grad.device, memory_format=torch.channels_last)
+    return _empty_map(shape, grad)
+
+
+def _empty_map(shape: Sequence[int], beside: Tensor) -> Tensor:
+    """What the kernels write: float32, whatever the default is, with channels innermost."""
+    layout = torch.channels_last
+    return torch.empty(tuple(shape), dtype=torch.float32, device=beside.device, memory_format=layout)
 
 
 spike_conv = Operator("spike_conv", _convolve, _empty_output)

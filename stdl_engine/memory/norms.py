@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..kernels.norm_lif import Pending, norm_statistics, table_of, takes
@@ -110,6 +111,7 @@ def _lean(kind: Any) -> type[LeanNorm]:
             if has_own_way:
                 return torch.cat([super(Lean, self).forward(x_t) for x_t in x.split(self.samples)])
             self._check_input_dim(x)
+            x = x.contiguous(memory_format=suggest_memory_format(x))  # the operator reads other strides wrongly
             return _NormalisedSteps.apply(x, self.weight, self.bias, self, self.samples)
 
     Lean.__name__ = Lean.__qualname__ = kind.__name__
@@ -119,7 +121,8 @@ def _lean(kind: Any) -> type[LeanNorm]:
 def _fits(layer: _BatchNorm, x: Tensor) -> bool:
     """Whether our kernels can compute this layer."""
     of_layer = (layer.weight, layer.bias, layer.running_mean, layer.running_var)
-    return takes(x) and all(t is None or (t.dtype == torch.float32 and t.is_contiguous()) for t in of_layer)
+    there = [t for t in of_layer if t is not None]
+    return takes(x) and all(t.dtype == torch.float32 and t.shape == x.shape[1:2] and t.is_contiguous() for t in there)
 
 
 def _of_batch(layer: _BatchNorm, x: Tensor, groups: int) -> Tensor:

@@ -40,8 +40,9 @@ class LeakyNeuron(Neuron):
 
     def takes(self, pending: Pending) -> bool:
         """Whether a step can normalise its input as it fires: in lean memory, and if no one is to see the input."""
+        kind: Any = type(self)
         unseen = self.stand_in is None and not has_hooks(self)
-        if not (unseen and self.lean and self.backend != "reference" and _steps_as_told(type(self))):
+        if not (unseen and self.lean and self.backend != "reference" and _steps_as_told(kind)):
             return False
         step = self._step_of(pending.x)
         fits = self.membrane is None or same_order(self.membrane, step)

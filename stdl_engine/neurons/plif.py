@@ -76,7 +76,7 @@ class FusedPLIF(LeakyNeuron):
     def kernel_options(self) -> tuple[Options, Tensor]:
         options = self.options | {"scale_by_decay": self.scale_by_decay, "detach_reset": self.detach_reset}
         any_decay = 0.5  # the learned one counts in its place
-        return Options.checked(any_decay, self.threshold, **options), self.logit.reshape(())
+        return Options.checked(any_decay, self.threshold, **options), self.logit.reshape(()).float()
 
     def step(self, x: Tensor, in_place: bool) -> Tensor:
         assert self.membrane is not None, "prepare() comes first"

@@ -18,7 +18,7 @@ from stdl_engine.kernels.lif import reference as lif_reference
 from stdl_engine.kernels.lif.ops import Options
 from stdl_engine.kernels.norm_lif import Pending, fire, norm_statistics, reference, table_of, takes, takes_steps
 from stdl_engine.kernels.norm_lif.operands import INVERSE, MEAN
-from stdl_engine.kernels.norm_lif.sums import sums_of
+from stdl_engine.kernels.norm_lif.sums import attach, sums_of
 
 from .compare import TARGETS
 
@@ -341,6 +341,18 @@ class TestGradientsOnTheirWay:
         reference.normalised(exact).backward(2 * grad.double() * (1 - (m.double() - 1).abs()).clamp(min=0))
         torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
 
+    def test_sums_are_not_found_for_a_later_table(self):
+        """It may be where the other one was in memory."""
+        grad, tables, addresses = map_of((2, 8, 4, 4)), [torch.empty(1, 4, 8)], set()
+        attach(grad, torch.empty(1, 2, 8, dtype=torch.float64), tables[0])
+        assert sums_of(grad, tables[0]) is not None
+        first = tables.pop().untyped_storage()._cdata
+        for _ in range(100):
+            table = torch.empty(1, 4, 8)
+            addresses.add(table.untyped_storage()._cdata)
+            assert sums_of(grad, table) is None
+        assert first in addresses
+
     def test_a_state_that_has_advanced(self):
         m = torch.zeros(2, 8, 4, 4).contiguous(memory_format=LAST)
         options = Options.checked(0.3, 1.0, "soft", 0.0, 1.0, True, SURROGATE, "auto")
@@ -383,9 +395,10 @@ def test_operators():
         (map_of((2, 24, 3, 3)), False), (map_of((2, 4, 3, 3)), False), (map_of((2, 4096, 3, 3)), False),
         (map_of((2, 8, 3, 3), torch.float64), False), (map_of((0, 8, 3, 3)), False), (torch.randn(2, 8), False),
         (map_of((2, 8, 1, 1)), False), (map_of((4, 8, 3, 3))[::2], False),
+        (torch.randn(3, 3, 2, 8).permute(2, 3, 0, 1), False), (torch.randn(3, 3, 1, 8).permute(2, 3, 0, 1), True),
     ],
     ids=["smallest", "largest", "contiguous", "no power of two", "too few", "too many", "float64", "empty", "vectors",
-         "one pixel", "gaps"],
+         "one pixel", "gaps", "samples inside", "one sample inside"],
 )  # fmt: skip
 def test_what_it_takes(x, is_taken):
     assert takes(x) is is_taken

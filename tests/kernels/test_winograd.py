@@ -27,14 +27,19 @@ def operands(shape, out_channels, padding=(1, 1)):
     return grad, torch.randn(out_channels, channels, 3, 3).contiguous(memory_format=LAST)
 
 
-def errors(shape, out_channels, padding=(1, 1)) -> tuple[float, float]:
-    """The largest errors of Winograd's algorithm and of PyTorch's kernel in float32."""
+def rms(t):
+    """Unlike the largest of many errors, it hardly depends on the numbers that are drawn."""
+    return t.square().mean().sqrt()
+
+
+def errors(shape, out_channels, padding=(1, 1), measure=torch.amax) -> tuple[float, float]:
+    """The largest errors of Winograd's algorithm and of PyTorch's kernel in float32, or another `measure` of them."""
     grad, weight = operands(shape, out_channels, padding)
     exact = plain(grad.double(), weight.double(), shape, padding)
     found = winograd_input_gradient(grad, weight, shape, padding)
     assert found.shape == exact.shape
     assert found.is_contiguous(memory_format=LAST)
-    ours, theirs = ((t - exact).abs().max().item() for t in (found, plain(grad, weight, shape, padding)))
+    ours, theirs = (measure((t - exact).abs()).item() for t in (found, plain(grad, weight, shape, padding)))
     return ours, theirs
 
 
@@ -52,8 +57,8 @@ def test_error_is_that_of_the_plain_sums(shape):
 def test_any_geometry(images, channels, out_channels, size, padding):
     """Also maps of one pixel, tiles that reach over the edge, and fewer tiles than are multiplied together."""
     size = tuple(max(n, 3 - 2 * pad) for n, pad in zip(size, padding, strict=True))
-    ours, _ = errors((images, 16 * channels, *size), 16 * out_channels, padding)
-    assert ours <= 6e-8 * (9 * 16 * out_channels) ** 0.5 * 30
+    ours, _ = errors((images, 16 * channels, *size), 16 * out_channels, padding, rms)
+    assert ours <= 6e-8 * (9 * 16 * out_channels) ** 0.5 * 8
 
 
 @pytest.mark.parametrize("together", [6, 12])

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
-from stdl_engine import FusedLIF
+from stdl_engine import FusedLIF, FusedPLIF
 from stdl_engine.kernels import bits_of
-from stdl_engine.memory.pieces import Carried, add_over
+from stdl_engine.kernels.norm_lif import Pending
+from stdl_engine.memory.norms import lean_norms
+from stdl_engine.memory.pieces import Carried, add_over, fire_dense, normed
 from stdl_engine.memory.recompute import Gradients
 from stdl_engine.memory.spikes import keep
 from stdl_engine.memory.tracker import Tracker
@@ -103,3 +106,31 @@ def test_bits_are_like_no_map_of_other_dimensions():
     assert not kept.is_like(torch.empty(SHAPE[1:]))
     assert not kept.is_like(torch.empty(SHAPE, dtype=torch.float64))
     assert not kept.is_like(torch.empty(SHAPE).contiguous(memory_format=torch.channels_last))
+
+
+class TestNormed:
+    """What batch norm gives to a neuron, not yet computed."""
+
+    X = torch.randn(4, 16, 3, 3, generator=torch.Generator().manual_seed(0)).contiguous(
+        memory_format=torch.channels_last
+    )
+
+    def test_a_decay_in_low_precision(self):
+        """Is read as the neuron reads it when its input is a map: the sigmoid is taken in float32."""
+        membranes = []
+        for pends in (True, False):
+            norm, neuron = nn.BatchNorm2d(16), FusedPLIF(decay=0.3).bfloat16()
+            neuron.memory_form = "lean"
+            with lean_norms([norm], None):
+                for _ in range(2):
+                    current = normed(norm, neuron, self.X.bfloat16())
+                    assert isinstance(current, Pending)
+                    fire_dense(neuron, current if pends else current.dense())
+            membranes.append(neuron.membrane)
+        assert torch.equal(*membranes)
+
+    def test_a_batch_norm_of_other_channels(self):
+        norm, neuron = nn.BatchNorm2d(8), FusedLIF()
+        neuron.memory_form = "lean"
+        with lean_norms([norm], None), pytest.raises(RuntimeError, match="should contain 16 elements not 8"):
+            normed(norm, neuron, self.X)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from stdl_engine import FusedALIF, FusedLIF, FusedPLIF
+from stdl_engine.memory.norms import lean_norms
 from stdl_engine.planning.budgets import OverBudget
 from stdl_engine.planning.planner import measure, predict
 from stdl_engine.rules import BPTT, RULES, SLTT, STDL
@@ -99,6 +100,29 @@ def test_batch_norm_of_every_kind(settings):
         return made.to(torch.float64)
 
     assert_alike(learned("sltt", 1, model(), T), learned("sltt", 3, model(), T))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t[:, ::2], lambda t: t[:, :, ::2, 1:], lambda t: t.transpose(2, 3), lambda t: t.permute(1, 0, 2, 3),
+        lambda t: t[..., :1].expand(-1, -1, -1, 5), lambda t: t.flatten(2).transpose(1, 2),
+    ],
+    ids=["channels", "pixels", "transposed", "samples inside", "expanded", "tokens"],
+)  # fmt: skip
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_batch_norm_of_a_view(view, layout):
+    """Which is not dense, or in no usual order."""
+    x = view(torch.randn(16, 16, 4, 6).contiguous(memory_format=layout)).requires_grad_()
+    samples, grad = len(x) // 2, torch.randn(x.shape)
+    kind = nn.BatchNorm2d if x.ndim == 4 else nn.BatchNorm1d
+    layer, exact = kind(x.shape[1]), kind(x.shape[1]).double()
+    with lean_norms([layer], samples):
+        y = layer(x)
+    expected = torch.cat([exact(part.double()) for part in x.split(samples)])
+    wanted, found = torch.autograd.grad(expected, x, grad.double())[0], torch.autograd.grad(y, x, grad)[0]
+    for one, other in ((y, expected), (found, wanted), (layer.running_var, exact.running_var)):
+        torch.testing.assert_close(one.double(), other.double(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["vgg11", "sew_resnet34", "resnet19"])

@@ -97,6 +97,25 @@ def test_our_kernels_round_differently_and_no_more(rule, monkeypatch):
         assert torch.cosine_similarity(lean[key].flatten(), paper[key].flatten(), dim=0) > 0.999, key
 
 
+@pytest.mark.parametrize("rule", ["bptt", "sltt"])
+def test_whatever_the_default_dtype(rule):
+    """Our kernels write float32, also where new tensors are something else."""
+    x, y = torch.randn(8, 3, 16, 16).contiguous(memory_format=torch.channels_last), torch.arange(8) % 10
+    found = []
+    for default in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        units = ConvUnit(3, 16), ResidualBlock(16, 32, stride=2), ResidualBlock(32, 32)
+        model = nn.Sequential(*units, Head(32, 10)).to(memory_format=torch.channels_last)
+        torch.set_default_dtype(default)
+        try:
+            made = make(rule, model, x)
+            train(made, [(x, y)])
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append(numbers(made))
+    assert_same(*found)
+
+
 def test_on_two_threads():
     """Maps of a size at which the kernels share their work out."""
     x, y, found = torch.randn(16, 3, 24, 24), torch.arange(16) % 10, []
