@@ -1,14 +1,14 @@
 """The folder of a run: its settings, the metrics of each epoch, curves, checkpoints, and a summary at the end.
 
-    config.json      the recipe, every field of it
-    plan.txt         subnetworks and auxiliary networks
-    metrics.jsonl    one line per epoch
-    curves.png       loss and accuracy
-    tensorboard/     the same and more, for TensorBoard
-    log.txt          what was printed, with the time
-    checkpoint-*.pt  the last two
-    best-*.pt        the weights of the best epoch
-    summary.json     once the run is over
+config.json      the recipe, every field of it
+plan.txt         subnetworks and auxiliary networks
+metrics.jsonl    one line per epoch
+curves.png       loss and accuracy
+tensorboard/     the same and more, for TensorBoard
+log.txt          what was printed, with the time
+checkpoint-*.pt  the last two
+best-*.pt        the weights of the best epoch
+summary.json     once the run is over
 """
 
 from __future__ import annotations
