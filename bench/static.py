@@ -58,6 +58,13 @@ MINIMUM = {
     "alif_sequence_fwd": Moves(2, bits=True),
     "alif_sequence_bwd": Moves(2),
     "alif_online_sequence_bwd": Moves(2),
+    "norm_moments": Moves(0, maps=1),  # x in
+    "norm_lif_fwd": Moves(2, maps=1, bits=True),  # x, m in; m, bits out
+    "norm_lif_dense_fwd": Moves(2, bits=True),
+    "norm_lif_added_fwd": Moves(2, bits=True),  # what is added in
+    "norm_lif_online_bwd": Moves(1, maps=3),  # m, x, the spikes' gradient in; the gradient of batch norm's output out
+    "norm_lif_bwd": Moves(4, maps=3),
+    "norm_grad_x": Moves(0, maps=3),  # that gradient, x in; x's gradient out
 }
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 COLUMNS = {

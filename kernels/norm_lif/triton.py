@@ -40,9 +40,15 @@ def places_of(o_row, CHANNELS: tl.constexpr):
 
 
 @triton.jit
+def channels_of(CHANNELS: tl.constexpr):
+    """All channels, counted in 64 bits as every offset is."""
+    return tl.arange(0, CHANNELS).to(tl.int64)
+
+
+@triton.jit
 def row_of(p_table, i_group, row, CHANNELS: tl.constexpr):
     """A row of the table of a group, as one row of a tile."""
-    return tl.load(p_table + (i_group * 4 + row) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
+    return tl.load(p_table + ((i_group * 4 + row) * CHANNELS + channels_of(CHANNELS)))[None, :]
 
 
 @triton.jit
@@ -57,12 +63,12 @@ def norm_moments(p_x, p_partial, n, tiles_each, CHANNELS: tl.constexpr, BLOCK: t
     """partial = mean and Σ (x - mean)² of each channel, over this program's pixels."""
     ROWS: tl.constexpr = BLOCK // CHANNELS
     i_program, i_t = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    o_c, p_x = tl.arange(0, CHANNELS), p_x + i_t * n * CHANNELS
-    first = i_program * tiles_each * ROWS
+    o_c, p_x = channels_of(CHANNELS), p_x + i_t * n * CHANNELS
+    first, last = i_program * tiles_each * ROWS, tl.minimum((i_program + 1) * tiles_each * ROWS, n)
     # Squares are taken of differences to the mean of the first tile: a mean far from zero costs no digits.
     o_row = pixels_of(i_program * tiles_each, ROWS)
     b_x = tl.load(p_x + places_of(o_row, CHANNELS), mask=(o_row < n)[:, None], other=0.0).to(tl.float32)
-    b_shift = tl.sum(b_x, axis=0) / tl.minimum(n - first, ROWS).to(tl.float32)
+    b_shift = tl.sum(b_x, axis=0) / tl.minimum(last - first, ROWS).to(tl.float32)
     b_sum = tl.zeros((CHANNELS,), tl.float32)
     b_squares = tl.zeros((CHANNELS,), tl.float32)
     for i_tile in range(tiles_each):
@@ -72,10 +78,10 @@ def norm_moments(p_x, p_partial, n, tiles_each, CHANNELS: tl.constexpr, BLOCK: t
         b_apart = tl.where(mask, b_x - b_shift[None, :], 0.0)
         b_sum += tl.sum(b_apart, axis=0)
         b_squares += tl.sum(b_apart * b_apart, axis=0)
-    count = tl.minimum(n - first, tiles_each * ROWS).to(tl.float32)
+    count = (last - first).to(tl.float32)
     p_partial += (i_t * tl.num_programs(0) + i_program) * 2 * CHANNELS
     tl.store(p_partial + o_c, b_shift + b_sum / count)
-    tl.store(p_partial + CHANNELS + o_c, b_squares - b_sum * b_sum / count)
+    tl.store(p_partial + (CHANNELS + o_c), b_squares - b_sum * b_sum / count)
 
 
 @triton.jit
@@ -88,7 +94,7 @@ def norm_table(
 
     running = (1 - share) · running + share · statistics, group by group.
     """
-    o_c = tl.arange(0, CHANNELS)
+    o_c = channels_of(CHANNELS)
     b_weight = tl.full((CHANNELS,), 1.0, tl.float32)
     b_bias = tl.zeros((CHANNELS,), tl.float32)
     if HAS_WEIGHT:
@@ -139,9 +145,9 @@ def norm_map(p_x, p_table, p_y, n, steps_each, CHANNELS: tl.constexpr, BLOCK: tl
 def store_sums(p_partial, b_alone, b_with_x, CHANNELS: tl.constexpr):
     """This program's two sums per channel."""
     i_part = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-    o_c = tl.arange(0, CHANNELS)
-    tl.store(p_partial + i_part * 2 * CHANNELS + o_c, b_alone)
-    tl.store(p_partial + (i_part * 2 + 1) * CHANNELS + o_c, b_with_x)
+    o_own = i_part * 2 * CHANNELS + channels_of(CHANNELS)
+    tl.store(p_partial + o_own, b_alone)
+    tl.store(p_partial + (o_own + CHANNELS), b_with_x)
 
 
 @triton.jit
@@ -177,12 +183,13 @@ def norm_grad_x(
     i_group = i_t // steps_each
     o_row = pixels_of(tl.program_id(0).to(tl.int64), ROWS)
     o_n, mask = i_t * n * CHANNELS + places_of(o_row, CHANNELS), (o_row < n)[:, None]
-    b_gain, o_c = row_of(p_table, i_group, 0, CHANNELS), tl.arange(0, CHANNELS)
+    b_gain, o_c = row_of(p_table, i_group, 0, CHANNELS), channels_of(CHANNELS)
     b_grad_x = tl.load(p_grad + o_n, mask=mask, other=0.0).to(tl.float32) * b_gain
     if not CONSTANT:
         b_mean, b_inverse = row_of(p_table, i_group, 2, CHANNELS), row_of(p_table, i_group, 3, CHANNELS)
-        p_own = p_sums + i_group * 2 * CHANNELS + o_c
-        b_alone, b_with_x = tl.load(p_own).to(tl.float32)[None, :], tl.load(p_own + CHANNELS).to(tl.float32)[None, :]
+        o_own = i_group * 2 * CHANNELS + o_c
+        b_alone = tl.load(p_sums + o_own).to(tl.float32)[None, :]
+        b_with_x = tl.load(p_sums + (o_own + CHANNELS)).to(tl.float32)[None, :]
         b_slope = -b_gain * b_inverse * b_inverse * b_with_x / samples
         b_x = tl.load(p_x + o_n, mask=mask, other=0.0).to(tl.float32)
         b_grad_x = b_grad_x + ((b_x - b_mean) * b_slope - b_gain * b_alone / samples)
@@ -190,10 +197,11 @@ def norm_grad_x(
     if (tl.program_id(0) == 0) & (i_t == 0):
         b_weight = tl.zeros((CHANNELS,), tl.float32)
         b_bias = tl.zeros((CHANNELS,), tl.float32)
-        for i_other in range(groups):
-            p_own = p_sums + i_other * 2 * CHANNELS + o_c
-            b_bias += tl.load(p_own).to(tl.float32)
-            b_weight += tl.load(p_own + CHANNELS).to(tl.float32) * tl.load(p_table + (i_other * 4 + 3) * CHANNELS + o_c)
+        o_sum, o_inverse = o_c, 3 * CHANNELS + o_c
+        for _ in range(groups):
+            b_bias += tl.load(p_sums + o_sum).to(tl.float32)
+            b_weight += tl.load(p_sums + (o_sum + CHANNELS)).to(tl.float32) * tl.load(p_table + o_inverse)
+            o_sum, o_inverse = o_sum + 2 * CHANNELS, o_inverse + 4 * CHANNELS
         tl.store(p_grad_weight + o_c, b_weight)
         tl.store(p_grad_bias + o_c, b_bias)
 
