@@ -80,7 +80,7 @@ def _grouped(entries: list[tuple[str, str, str]]) -> list[str]:
     return lines
 
 
-def optimize(model: nn.Module, *, backend: str = "auto") -> Optimized:
+def optimize(model: nn.Module, *, backend: str = "auto", recompute: bool = False) -> Optimized:
     """Make a model faster and smaller in your own training loop, in place.
 
     - Neurons of SpikingJelly and snnTorch become fused, as with `convert_neurons`. They, and layers that are fused
@@ -95,6 +95,9 @@ def optimize(model: nn.Module, *, backend: str = "auto") -> Optimized:
     Args:
         model: any model with neurons of SpikingJelly or snnTorch, or fused layers, inside.
         backend: of the fused neurons: "auto", "triton", "cpu" or "reference".
+        recompute: whether backward computes the outputs of convolutions of spikes again, so that they are not kept. The
+            gradients are the same bit for bit. It takes the time of these convolutions' forward once more. Outputs of
+            sums of spikes are kept.
 
     Example:
         >>> report = stdl_engine.optimize(model)
@@ -103,10 +106,10 @@ def optimize(model: nn.Module, *, backend: str = "auto") -> Optimized:
     if not isinstance(model, nn.Module):
         raise TypeError(f"optimize takes an nn.Module, and got {type(model).__name__}.")
     with unchanged_on_error(model):
-        return _optimize(model, backend)
+        return _optimize(model, backend, recompute)
 
 
-def _optimize(model: nn.Module, backend: str) -> Optimized:
+def _optimize(model: nn.Module, backend: str, recompute: bool) -> Optimized:
     neurons = convert_neurons(model, backend=backend)
     fused = {id(entry.layer): entry.was for entry in neurons.swapped}
     left, refused = list(neurons.left), {entry.name for entry in neurons.left}
@@ -126,7 +129,7 @@ def _optimize(model: nn.Module, backend: str) -> Optimized:
             module.memory_form = "lean"
             how = "fused, and writes its spikes as bits" if id(module) in fused else "writes its spikes as bits"
             changed.append(Changed(name=name, was=was, how=how))
-        elif (change := _change_for(module, id(module) in tops)) is not None:
+        elif (change := _change_for(module, id(module) in tops, recompute)) is not None:
             layer, said = change
             if layer is None:
                 left.append(Left(name=name, was=was, reason=said))
@@ -134,6 +137,8 @@ def _optimize(model: nn.Module, backend: str) -> Optimized:
                 vars(module)["_optimized_from"] = None
                 kind: type = type(module)
                 module.__class__ = lean_class(kind, layer)
+                if recompute and layer is LeanConv2d:
+                    module.recompute = True
                 changed.append(Changed(name=name, was=was, how=said))
     return Optimized(changed=tuple(changed), left=tuple(left), advice=_advice(model))
 
@@ -156,7 +161,7 @@ def restore(model: nn.Module) -> None:
             continue
         kind: Any = type(module)
         module.__class__ = kind.kind
-        for attribute in ("memory_form", "still"):
+        for attribute in ("memory_form", "still", "recompute"):
             if not hasattr(kind.kind, attribute):
                 vars(module).pop(attribute, None)
 
@@ -169,11 +174,11 @@ def _writes_bits(module: nn.Module) -> bool:
 Change = tuple[type | None, str]
 
 
-def _change_for(module: nn.Module, is_called: bool) -> Change | None:
+def _change_for(module: nn.Module, is_called: bool, recompute: bool) -> Change | None:
     """The class that a layer is given and what it does, or None and why it stays; nothing for layers of other kinds."""
     for kind, choose in CHOICES.items():
         if isinstance(module, kind):
-            return (None, reason) if (reason := _why_not(module, kind)) else choose(module)
+            return (None, reason) if (reason := _why_not(module, kind)) else choose(module, recompute)
     if name_of(module).startswith("sew_resnet.") and hasattr(module, "cnf") and hasattr(module, "sn2"):
         return _sum(module)
     return _whole(module) if is_called else None
@@ -203,28 +208,31 @@ def _why_not(module: nn.Module, kind: type[nn.Module]) -> str:
     return ""
 
 
-def _conv(module: Any) -> Change:
-    if reason := why_dense(module):
-        return None, f"it does not read bits, but what spikes it gets are kept as bits; {reason}"
-    return LeanConv2d, "reads spikes as bits"
+def _conv(module: Any, recompute: bool) -> Change:
+    again = "its outputs for spikes are computed again in backward"
+    if not (reason := why_dense(module)):
+        return LeanConv2d, f"reads spikes as bits, and {again}" if recompute else "reads spikes as bits"
+    if recompute and module.padding_mode == "zeros":  # others copy the spikes, and so keep them dense
+        return LeanConv2d, again
+    return None, f"it does not read bits, but what spikes it gets are kept as bits; {reason}"
 
 
-def _average(module: Any) -> Change:
+def _average(module: Any, recompute: bool) -> Change:
     return LeanAvgPool2d, "keeps nothing for backward"
 
 
-def _largest(module: Any) -> Change:
+def _largest(module: Any, recompute: bool) -> Change:
     if module.return_indices:
         return None, "it returns its indices"
     return LeanMaxPool2d, "of spikes, keeps only where the largest were"
 
 
-CHOICES: dict[type[nn.Module], Callable[[Any], Change]] = {
+CHOICES: dict[type[nn.Module], Callable[[Any, bool], Change]] = {
     nn.Conv2d: _conv,
     nn.AvgPool2d: _average,
     nn.MaxPool2d: _largest,
 }
-"""The layers that are given one of our classes, or the reason why not."""
+"""The layers that are given one of our classes, or the reason why not; both may depend on whether to recompute."""
 
 
 def _sum(block: nn.Module) -> Change:

@@ -35,11 +35,9 @@ def read(monkeypatch) -> list[int]:
     """How many binary digits each convolution has read instead of a dense map."""
     digits = []
 
-    def counted(x, weight, stride, padding):
-        y = layers.convolve_bits(x, weight, stride, padding)
-        if y is not None:
-            digits.append(len(y.grad_fn.saved_tensors) - 1 if y.grad_fn is not None else 0)
-        return y
+    def counted(*given):
+        digits.append(len(given[-1]))
+        return layers.convolve_bits(*given)
 
     monkeypatch.setattr(lean_layers, "convolve_bits", counted)
     return digits
