@@ -74,6 +74,12 @@ def _biased(y: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y.add_(bias[:, None, None])
 
 
+class RecomputedConv2d(LeanConv2d):
+    """The same, and backward computes its outputs for spikes again."""
+
+    recompute = True
+
+
 def why_dense(conv: nn.Conv2d) -> str:
     """Why a convolution cannot read bits; nothing if it can."""
     if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
@@ -137,6 +143,9 @@ class KeepsSpikesSmall(nn.Module):
     """A model that, while it runs, has autograd keep spikes in their small form, whatever reads them. Where other code
     decides what is saved, as torch.utils.checkpoint does, that decision stands."""
 
+    comes_first = True
+    """Among the bases of the class that a module takes."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _keeping_small():
             return super().__call__(*args, **kwargs)
@@ -175,7 +184,7 @@ def neurons_that_join(block: Any) -> list[nn.Module]:
 def lean_class(kind: type, layer: type) -> type[nn.Module]:
     """The class that a module of the class `kind` takes, derived from `kind` and from a class in this file."""
     bases: tuple[type, ...] = (layer,) if issubclass(layer, kind) else (kind, layer)
-    if issubclass(layer, KeepsSpikesSmall):
+    if getattr(layer, "comes_first", False):
         bases = (layer, kind)
     members = {"kind": kind, "layer": layer, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, bases, members | {"__doc__": kind.__doc__, "__reduce_ex__": _reduce})

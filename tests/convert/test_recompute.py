@@ -92,7 +92,7 @@ def test_convolutions_that_do_not_read_bits(name, order, monkeypatch):
     models = [nn.Sequential(FusedLIF(), conv, norm, nn.Flatten()).to(memory_format=order)]
     optimize(models[0], recompute=True)
     models += [copy.deepcopy(models[0])]
-    models[0][1].recompute = False
+    models[0][1].recompute = False  # on the object, for the comparison
     x = (2 * torch.randn(2, 16, 9, 9)).to(memory_format=order).requires_grad_()
     runs = []
     dense = lean_layers.LeanConv2d._dense
