@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
-from ..kernels.norm_lif import PendingMap, of_norm
+from ..kernels.norm_lif import PendingMap, of_norm, takes_steps
 from ..memory.norms import fits_kernels, table_for
 from ..neurons import has_hooks
 from .lean_layers import must_be_plain
@@ -29,7 +29,8 @@ class PendingNorm2d(nn.BatchNorm2d):
         # SpikingJelly's, in step mode "m", takes [T, B, ...] and the statistics of all time steps together.
         several = getattr(self, "step_mode", "s") == "m"
         frames = x.flatten(0, 1) if several and x.ndim == 5 else x
-        if several != (x.ndim == 5) or not self._can_wait(frames):
+        steps = len(x) if several else 1
+        if several != (x.ndim == 5) or not self._can_wait(frames) or not takes_steps(frames, steps, online=False):
             return super().forward(x)
         table, constant = table_for(self, frames, 1)
         return of_norm(frames, table, self.weight, self.bias, constant=constant, shape=x.shape)

@@ -78,7 +78,7 @@ class Neuron(nn.Module):
         return x.requires_grad or any(p.requires_grad for p in self.parameters(recurse=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        if isinstance(x, PendingMap):
+        if isinstance(x, PendingMap) and not torch.compiler.is_compiling():  # a graph takes it as any tensor
             x = x.plain()
         if self.stand_in is not None:
             return self.stand_in(self, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..kernels.layout import same_order
@@ -40,8 +41,11 @@ class LeakyNeuron(Neuron):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        spikes = self.fire_from(x) if isinstance(x, PendingMap) else None
-        return super().forward(x) if spikes is None else spikes
+        if isinstance(x, PendingMap) and not torch.compiler.is_compiling():
+            spikes = self.fire_from(x)
+            if spikes is not None:
+                return spikes
+        return super().forward(x)
 
     @property
     def _unseen(self) -> bool:
