@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers, which import everything anyway
-    from .convert import convert_neurons, optimize, restore, units_from
+    from .convert import convert_neurons, fuse_norms, optimize, restore, units_from
     from .kernels import (
         ATan,
         Erf,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which import everything anyw
 __version__ = "0.1.0"
 
 _HOMES = {
-    ".convert": ("convert_neurons", "optimize", "restore", "units_from"),
+    ".convert": ("convert_neurons", "fuse_norms", "optimize", "restore", "units_from"),
     ".kernels": (
         "ATan", "Erf", "PiecewiseExp", "Rectangle", "Sigmoid", "SoftSign", "SuperSpike", "Triangle",
         "alif_step", "alif_step_", "lif_step", "lif_step_", "plif_step",
@@ -67,6 +67,7 @@ __all__ = [
     "alif_step_",
     "build_model",
     "convert_neurons",
+    "fuse_norms",
     "lif_step",
     "lif_step_",
     "load",

@@ -2,6 +2,7 @@
 
 from .ops import norm_statistics, table_of
 from .pending import Pending, takes, takes_steps
+from .pending_map import PendingMap, of_norm
 from .steps import fire
 
-__all__ = ["Pending", "fire", "norm_statistics", "table_of", "takes", "takes_steps"]
+__all__ = ["Pending", "PendingMap", "fire", "norm_statistics", "of_norm", "table_of", "takes", "takes_steps"]

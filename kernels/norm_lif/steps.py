@@ -224,7 +224,7 @@ norm_lif_backward = Operator(
     _empty_gradients,
     types={"return": tuple[Tensor, Tensor, Tensor, Tensor]},
     no_gradient=(
-        "batch norm and neuron in one pass have no second derivative: leave fuse_norms out, and pass "
-        'backend="reference" to the neuron, to differentiate twice.'
+        "batch norm and neuron in one pass have no second derivative: leave fuse_norms out, or pass norms=False to "
+        'optimize, and backend="reference" to the neuron, to differentiate twice.'
     ),
 )

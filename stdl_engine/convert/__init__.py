@@ -4,7 +4,7 @@ loop, or sequences of units for learning rules."""
 from __future__ import annotations
 
 from ..neurons.foreign import Left, Report, Swapped, convert_neurons, fused_like
-from .optimize import Changed, Optimized, optimize, restore
+from .optimize import Changed, Optimized, fuse_norms, optimize, restore
 from .units import units_from
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Report",
     "Swapped",
     "convert_neurons",
+    "fuse_norms",
     "fused_like",
     "optimize",
     "restore",

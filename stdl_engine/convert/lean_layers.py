@@ -19,9 +19,11 @@ from torch.nn.modules.utils import _pair
 from ..kernels.bits.reference import pack
 from ..kernels.operators import transformed
 from ..kernels.small_form import attach, bits_of, is_spikes, mark_counts
-from ..memory.layers import SpikeAvgPool2d, SpikeConv2d, convolve_bits, every_pixel
+from ..kernels.spike_conv import spike_conv
+from ..memory.computed_again import compute_again
+from ..memory.layers import SpikeAvgPool2d, SpikeConv2d, convolve_bits, digits_of, every_pixel
 from ..memory.pieces import Carried
-from ..memory.spikes import saving
+from ..memory.spikes import keep, restore, saving
 from ..memory.strided import skips_pixels
 from ..neurons import Neuron
 
@@ -34,6 +36,9 @@ def must_be_plain() -> bool:
 class LeanConv2d(SpikeConv2d):
     """`nn.Conv2d` that reads bits if its input is spikes, or sums of up to three, with channels innermost on a CPU."""
 
+    recompute: bool = False
+    """Whether backward computes the output of spikes again, so that it need not be kept."""
+
     def forward(self, x: Tensor | Carried) -> Tensor:
         if isinstance(x, Carried) or self.memory_form is not None:  # in a learning rule
             return super().forward(x)
@@ -42,13 +47,37 @@ class LeanConv2d(SpikeConv2d):
         stride = self.stride
         if skips_pixels(self):
             x, stride = every_pixel(x, *stride), (1, 1)  # only the pixels that are read are kept
-        if not why_dense(self) and not torch.is_autocast_enabled("cpu"):
-            y = convolve_bits(x, self.weight, stride, self.padding)  # type: ignore[arg-type]  # no name: refused above
-            if y is not None:
-                return y if self.bias is None else y.add_(self.bias[:, None, None])
+        weight, bias = self.weight, self.bias
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            return self._dense(weight, bias, stride, x)
+        digits = None if why_dense(self) else digits_of(x, weight)
+        if digits is None:
+            y = self._dense(weight, bias, stride, x)
+            if self.recompute and bits_of(x) is not None:
+                kept = keep(x)
+                compute_again(y, lambda: self._dense(weight, bias, stride, restore(kept)), weight, bias)
+            return y
+        padding: Any = self.padding  # no name: `why_dense` refuses those
+        y = _biased(convolve_bits(x, weight, stride, padding, digits), bias)
+        if self.recompute and len(digits) == 1:  # of two it takes as long as a dense convolution
+            bits, shape = digits[0], x.shape
+            compute_again(y, lambda: _biased(spike_conv(bits, weight, shape, stride, padding), bias), weight, bias)
+        return y
+
+    def _dense(self, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], x: Tensor) -> Tensor:
         if stride != self.stride:
-            return nn.functional.conv2d(x, self.weight, self.bias, groups=self.groups)
-        return super().forward(x)
+            return nn.functional.conv2d(x, weight, bias, groups=self.groups)
+        return self._conv_forward(x, weight, bias)
+
+
+def _biased(y: Tensor, bias: Tensor | None) -> Tensor:
+    return y if bias is None else y.add_(bias[:, None, None])
+
+
+class RecomputedConv2d(LeanConv2d):
+    """The same, and backward computes its outputs for spikes again."""
+
+    recompute = True
 
 
 def why_dense(conv: nn.Conv2d) -> str:
@@ -114,6 +143,9 @@ class KeepsSpikesSmall(nn.Module):
     """A model that, while it runs, has autograd keep spikes in their small form, whatever reads them. Where other code
     decides what is saved, as torch.utils.checkpoint does, that decision stands."""
 
+    comes_first = True
+    """Among the bases of the class that a module takes."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _keeping_small():
             return super().__call__(*args, **kwargs)
@@ -152,7 +184,7 @@ def neurons_that_join(block: Any) -> list[nn.Module]:
 def lean_class(kind: type, layer: type) -> type[nn.Module]:
     """The class that a module of the class `kind` takes, derived from `kind` and from a class in this file."""
     bases: tuple[type, ...] = (layer,) if issubclass(layer, kind) else (kind, layer)
-    if issubclass(layer, KeepsSpikesSmall):
+    if getattr(layer, "comes_first", False):
         bases = (layer, kind)
     members = {"kind": kind, "layer": layer, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, bases, members | {"__doc__": kind.__doc__, "__reduce_ex__": _reduce})

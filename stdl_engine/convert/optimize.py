@@ -7,7 +7,7 @@ gives each the class it had.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,17 +17,20 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..neurons import Neuron
 from ..neurons.foreign import Left, convert_neurons, unchanged_on_error, unfuse
+from ..neurons.lif import LeakyNeuron
 from .lean_layers import (
     KeepsSpikesSmall,
     LeanAvgPool2d,
     LeanConv2d,
     LeanMaxPool2d,
+    RecomputedConv2d,
     SpikeSum,
     lean_class,
     neurons_that_join,
     why_dense,
 )
 from .models import name_of
+from .norms import PendingNorm2d, why_written
 
 SHOWN = 3
 """How many names of layers a line of a report shows."""
@@ -52,7 +55,7 @@ class Optimized:
     changed: tuple[Changed, ...]
     """In the model's order."""
     left: tuple[Left, ...]
-    """The neurons, convolutions and pools that were not changed, and why."""
+    """The neurons, convolutions, pools and batch norms that were not changed, and why."""
     advice: str = ""
     """What would make it faster still, if anything."""
 
@@ -80,13 +83,14 @@ def _grouped(entries: list[tuple[str, str, str]]) -> list[str]:
     return lines
 
 
-def optimize(model: nn.Module, *, backend: str = "auto") -> Optimized:
+def optimize(model: nn.Module, *, backend: str = "auto", recompute: bool = False, norms: bool = True) -> Optimized:
     """Make a model faster and smaller in your own training loop, in place.
 
     - Neurons of SpikingJelly and snnTorch become fused, as with `convert_neurons`. They, and layers that are fused
       already, write their spikes as bits too.
     - Spikes are kept for backward as bits, whatever layer or operation reads them, while the model's forward runs.
     - Convolutions read the bits, on a CPU with channels innermost in memory (`torch.channels_last`).
+    - Batch norm is computed by the neuron after it, in one pass, as with `fuse_norms`.
     - Average pools keep nothing for backward; max pools of spikes keep only the position of each maximum, in two bytes.
 
     Outputs and gradients are the same within rounding, and the state_dict has the same keys. Under torch.compile the
@@ -95,6 +99,10 @@ def optimize(model: nn.Module, *, backend: str = "auto") -> Optimized:
     Args:
         model: any model with neurons of SpikingJelly or snnTorch, or fused layers, inside.
         backend: of the fused neurons: "auto", "triton", "cpu" or "reference".
+        recompute: whether backward computes the outputs of convolutions of spikes again, so that they are not kept. The
+            gradients are the same bit for bit. It takes the time of these convolutions' forward once more. Outputs of
+            sums of spikes are kept.
+        norms: whether neurons compute the batch norm before them, as with `fuse_norms`.
 
     Example:
         >>> report = stdl_engine.optimize(model)
@@ -103,43 +111,93 @@ def optimize(model: nn.Module, *, backend: str = "auto") -> Optimized:
     if not isinstance(model, nn.Module):
         raise TypeError(f"optimize takes an nn.Module, and got {type(model).__name__}.")
     with unchanged_on_error(model):
-        return _optimize(model, backend)
+        return _optimize(model, backend, recompute, norms)
 
 
-def _optimize(model: nn.Module, backend: str) -> Optimized:
+def _optimize(model: nn.Module, backend: str, recompute: bool, norms: bool) -> Optimized:
     neurons = convert_neurons(model, backend=backend)
     fused = {id(entry.layer): entry.was for entry in neurons.swapped}
-    left, refused = list(neurons.left), {entry.name for entry in neurons.left}
+    refused = {entry.name for entry in neurons.left}
     if not any(_writes_bits(module) for module in model.modules()):
         why = "None of its layers is a neuron that can write its spikes as bits, so nothing was changed."
-        return Optimized(changed=(), left=tuple(left), advice=why)
+        return Optimized(changed=(), left=neurons.left, advice=why)
     tops = {id(module) for module in _called(model)}
-    changed = []
+    wanted = Wanted(recompute=recompute, norms=norms and _fires_from_maps(model))
+    done = Changes(left=list(neurons.left))
     for name, module in model.named_modules():
         if name in refused:
             continue
         was = fused.get(id(module), type(module).__name__)
-        if "_optimized_from" in vars(module):
-            left.append(Left(name=name, was=was, reason="it is optimised already"))
-        elif _writes_bits(module):
+        if _writes_bits(module) and "_optimized_from" not in vars(module):
             vars(module)["_optimized_from"] = module.memory_form, id(module) in fused
             module.memory_form = "lean"
             how = "fused, and writes its spikes as bits" if id(module) in fused else "writes its spikes as bits"
-            changed.append(Changed(name=name, was=was, how=how))
-        elif (change := _change_for(module, id(module) in tops)) is not None:
-            layer, said = change
-            if layer is None:
-                left.append(Left(name=name, was=was, reason=said))
-            else:
-                vars(module)["_optimized_from"] = None
-                kind: type = type(module)
-                module.__class__ = lean_class(kind, layer)
-                changed.append(Changed(name=name, was=was, how=said))
-    return Optimized(changed=tuple(changed), left=tuple(left), advice=_advice(model))
+            done.changed.append(Changed(name=name, was=was, how=how))
+        else:
+            done.make(name, module, was, _change_for(module, id(module) in tops, wanted))
+    return Optimized(changed=tuple(done.changed), left=tuple(done.left), advice=_advice(model))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a user asked for."""
+
+    recompute: bool = False
+    norms: bool = False
+
+
+Change = tuple[type | None, str]
+
+
+@dataclass
+class Changes:
+    """The layers that were changed so far, and those that were not."""
+
+    changed: list[Changed] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+
+    def make(self, name: str, module: nn.Module, was: str, change: Change | None) -> None:
+        """Give a layer the class of a change, or note why it stays."""
+        if "_optimized_from" in vars(module):
+            change = None, "it is optimised already"
+        if change is None:
+            return
+        layer, said = change
+        if layer is None:
+            self.left.append(Left(name=name, was=was, reason=said))
+            return
+        vars(module)["_optimized_from"] = None
+        kind: type = type(module)
+        module.__class__ = lean_class(kind, layer)
+        self.changed.append(Changed(name=name, was=was, how=said))
+
+
+def fuse_norms(model: nn.Module) -> Optimized:
+    """Let fused neurons compute the batch norm before them as they fire, so that its output is not written, in place.
+    `optimize` does this too.
+
+    It takes effect wherever the output of an `nn.BatchNorm2d`, or of SpikingJelly's, goes to a fused LIF or PLIF
+    neuron, perhaps after a shortcut was added, with channels innermost in memory (`torch.channels_last`). For whatever
+    else reads the output it is written. Outputs, gradients and running statistics are the same within rounding, and the
+    state_dict has the same keys. `restore(model)` undoes it.
+
+    Args:
+        model: any model with fused neurons inside.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"fuse_norms takes an nn.Module, and got {type(model).__name__}.")
+    if not _fires_from_maps(model):
+        why = "None of its layers is a fused LIF or PLIF neuron, so nothing was changed."
+        return Optimized(changed=(), left=(), advice=why)
+    done = Changes()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            done.make(name, module, type(module).__name__, _change_for(module, False, Wanted(norms=True)))
+    return Optimized(changed=tuple(done.changed), left=tuple(done.left))
 
 
 def restore(model: nn.Module) -> None:
-    """Undo `optimize`: every layer is of the class it had, with its parameters, hooks and state."""
+    """Undo `optimize` and `fuse_norms`: every layer is of the class it had, with its parameters, hooks and state."""
     mine = [(name, module) for name, module in model.named_modules() if "_optimized_from" in vars(module)]
     for name, module in mine:
         if not _writes_bits(module) and "kind" not in vars(type(module)):
@@ -166,14 +224,18 @@ def _writes_bits(module: nn.Module) -> bool:
     return isinstance(module, Neuron) or (hasattr(module, "fused_surrogate") and hasattr(module, "memory_form"))
 
 
-Change = tuple[type | None, str]
+def _fires_from_maps(model: nn.Module) -> bool:
+    """Whether there is a neuron that can compute the batch norm before it."""
+    return any(isinstance(module, LeakyNeuron) for module in model.modules())
 
 
-def _change_for(module: nn.Module, is_called: bool) -> Change | None:
+def _change_for(module: nn.Module, is_called: bool, wanted: Wanted) -> Change | None:
     """The class that a layer is given and what it does, or None and why it stays; nothing for layers of other kinds."""
+    if isinstance(module, nn.BatchNorm2d) and not wanted.norms:
+        return None
     for kind, choose in CHOICES.items():
         if isinstance(module, kind):
-            return (None, reason) if (reason := _why_not(module, kind)) else choose(module)
+            return (None, reason) if (reason := _why_not(module, kind)) else choose(module, wanted)
     if name_of(module).startswith("sew_resnet.") and hasattr(module, "cnf") and hasattr(module, "sn2"):
         return _sum(module)
     return _whole(module) if is_called else None
@@ -203,23 +265,35 @@ def _why_not(module: nn.Module, kind: type[nn.Module]) -> str:
     return ""
 
 
-def _conv(module: Any) -> Change:
-    if reason := why_dense(module):
-        return None, f"it does not read bits, but what spikes it gets are kept as bits; {reason}"
-    return LeanConv2d, "reads spikes as bits"
+def _conv(module: Any, wanted: Wanted) -> Change:
+    again = "its outputs for spikes are computed again in backward"
+    if not (reason := why_dense(module)):
+        if wanted.recompute:
+            return RecomputedConv2d, f"reads spikes as bits, and {again}"
+        return LeanConv2d, "reads spikes as bits"
+    if wanted.recompute and module.padding_mode == "zeros":  # others copy the spikes, and so keep them dense
+        return RecomputedConv2d, again
+    return None, f"it does not read bits, but what spikes it gets are kept as bits; {reason}"
 
 
-def _average(module: Any) -> Change:
+def _average(module: Any, wanted: Wanted) -> Change:
     return LeanAvgPool2d, "keeps nothing for backward"
 
 
-def _largest(module: Any) -> Change:
+def _largest(module: Any, wanted: Wanted) -> Change:
     if module.return_indices:
         return None, "it returns its indices"
     return LeanMaxPool2d, "of spikes, keeps only where the largest were"
 
 
-CHOICES: dict[type[nn.Module], Callable[[Any], Change]] = {
+def _norm(module: Any, wanted: Wanted) -> Change:
+    if reason := why_written(module):
+        return None, reason
+    return PendingNorm2d, "is computed by the fused neuron that reads it"
+
+
+CHOICES: dict[type[nn.Module], Callable[[Any, Wanted], Change]] = {
+    nn.BatchNorm2d: _norm,
     nn.Conv2d: _conv,
     nn.AvgPool2d: _average,
     nn.MaxPool2d: _largest,

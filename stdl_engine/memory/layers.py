@@ -142,14 +142,20 @@ class _BitConv(torch.autograd.Function):
         return grad_x, grad_weight, None, None, *(None for _ in planes)
 
 
-def convolve_bits(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor | None:
-    """The convolution of spikes, or of sums of up to three, by their bits, which are all that is kept of them; None
-    where x is neither, or the kernels do not take it. The graph may be used more than once."""
+def digits_of(x: Tensor, weight: Tensor) -> tuple[Tensor, ...] | None:
+    """The binary digits of spikes, or of sums of up to three, for `convolve_bits`; None where x is neither, or the
+    kernels do not take it."""
     if not takes(x.shape, x.stride(), x.dtype, weight, (1, 1), 1):
         return None
     bits = bits_of(x)
-    planes = planes_of(x) if bits is None else (bits,)
-    return None if planes is None else _BitConv.apply(x, weight, list(stride), list(padding), *planes)
+    return planes_of(x) if bits is None else (bits,)
+
+
+def convolve_bits(
+    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], digits: tuple[Tensor, ...]
+) -> Tensor:
+    """The convolution of x by its digits, which are all that is kept of it. The graph may be used more than once."""
+    return _BitConv.apply(x, weight, list(stride), list(padding), *digits)
 
 
 def every_pixel(x: Tensor, down: int, right: int) -> Tensor:

@@ -74,7 +74,7 @@ class LeanNorm(_BatchNorm):
 
     samples: int | None
     fitting: dict[Any, bool]
-    """Answers of `_fits` for this and other layers: it is asked at every time step."""
+    """Answers of `fits_kernels` for this and other layers: it is asked at every time step."""
 
     def pending(self, x: Tensor) -> Pending | None:
         """The output, not yet computed; None where that cannot be left to the neuron."""
@@ -84,7 +84,8 @@ class LeanNorm(_BatchNorm):
 @functools.cache
 def _lean(kind: Any) -> type[LeanNorm]:
     """The class of batch norm layers of a kind that are given `samples` for each time step."""
-    has_own_way = kind not in (nn.BatchNorm1d, nn.BatchNorm2d)  # such as over all ranks
+    before = getattr(kind, "kind", kind)  # that of a layer that `optimize` gave another class
+    has_own_way = before not in (nn.BatchNorm1d, nn.BatchNorm2d)  # such as over all ranks
 
     class Lean(LeanNorm, kind):
         def pending(self, x: Tensor) -> Pending | None:
@@ -93,13 +94,11 @@ def _lean(kind: Any) -> type[LeanNorm]:
             question = self, x.shape, x.stride(), x.dtype
             fits = self.fitting.get(question)
             if fits is None:
-                fits = self.fitting[question] = _fits(self, x)
+                fits = self.fitting[question] = fits_kernels(self, x)
             if not fits:
                 return None
             groups = 1 if self.samples is None else len(x) // self.samples
-            with torch.no_grad():
-                constant = not self.training and self.running_mean is not None
-                table = _known(self) if constant else _of_batch(self, x, groups)
+            table, constant = table_for(self, x, groups)
             return Pending.after(x, table, self.weight, self.bias, constant=constant)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -118,11 +117,19 @@ def _lean(kind: Any) -> type[LeanNorm]:
     return Lean
 
 
-def _fits(layer: _BatchNorm, x: Tensor) -> bool:
+def fits_kernels(layer: _BatchNorm, x: Tensor) -> bool:
     """Whether our kernels can compute this layer."""
     of_layer = (layer.weight, layer.bias, layer.running_mean, layer.running_var)
     there = [t for t in of_layer if t is not None]
     return takes(x) and all(t.dtype == torch.float32 and t.shape == x.shape[1:2] and t.is_contiguous() for t in there)
+
+
+@torch.no_grad()
+def table_for(layer: _BatchNorm, x: Tensor, groups: int) -> tuple[Tensor, bool]:
+    """The table that a layer normalises a batch by, and whether it is a constant. If it is not, the running statistics
+    are updated."""
+    constant = not layer.training and layer.running_mean is not None
+    return _known(layer) if constant else _of_batch(layer, x, groups), constant
 
 
 def _of_batch(layer: _BatchNorm, x: Tensor, groups: int) -> Tensor:

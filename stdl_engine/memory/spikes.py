@@ -1,5 +1,5 @@
 """Spikes kept small: what autograd would save as a dense tensor is saved as one bit per spike, or as one byte where
-spikes were added up, and made dense again when backward asks for it.
+spikes were added up, and made dense again when backward asks for it. A convolution's output may be computed again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ..kernels.bits import unpack
 from ..kernels.bits.reference import pack
 from ..kernels.layout import same_strides
 from ..kernels.small_form import attach, bits_of, is_spikes, mark_counts
+from .computed_again import ComputedAgain, computed
 from .tracker import is_tracking, note_saved
 
 
@@ -130,17 +131,20 @@ def _version(t: Tensor) -> int | None:
     return None if t.is_inference() else t._version
 
 
-Saved = Bits | Counts | _AsItIs
+Saved = Bits | Counts | ComputedAgain | _AsItIs
 
 
 def pack_saved(t: Tensor) -> Saved:
-    """What is saved of a tensor for backward: its small form, or the tensor itself and which version of it."""
+    """What is saved of a tensor for backward: its small form, how it is computed again, or the tensor itself and which
+    version of it."""
+    if (again := computed(t)) is not None:
+        return again
     kept = keep(t)
     return _AsItIs(t, _version(t)) if isinstance(kept, Tensor) else kept
 
 
 def unpack_saved(saved: Saved) -> Tensor:
-    """The tensor that was saved; raises if it was saved whole and has changed since."""
+    """The tensor that was saved; raises if it, or what it is computed from, has changed since."""
     return saved.restore()
 
 

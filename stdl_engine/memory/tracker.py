@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from ..kernels.norm_lif import PendingMap
+
 
 @dataclass(frozen=True)
 class Place:
@@ -79,7 +81,9 @@ class Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in tree_iter(result):
+        for value in tree_iter((args, result) if PendingMap in types else result):
+            if isinstance(value, PendingMap):  # has no memory before its numbers are read
+                value = value.numbers.written
             if isinstance(value, Tensor):
                 self._born(value)
         return result

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..kernels import dispatch
 from ..kernels.lif.ops import STATE_DTYPE
+from ..kernels.norm_lif import PendingMap
 
 OUTSIDE = -1
 """The number of the running backward pass where there is none."""
@@ -77,6 +78,8 @@ class Neuron(nn.Module):
         return x.requires_grad or any(p.requires_grad for p in self.parameters(recurse=False))
 
     def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, PendingMap) and not torch.compiler.is_compiling():  # a graph takes it as any tensor
+            x = x.plain()
         if self.stand_in is not None:
             return self.stand_in(self, x)
         if torch.compiler.is_exporting() or torch.jit.is_tracing():

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..kernels.layout import same_order
 from ..kernels.lif import lif_reset, lif_sequence, lif_sequence_, lif_step, lif_step_
 from ..kernels.lif.ops import Options, check_parameters
-from ..kernels.norm_lif import Pending, fire, takes_steps
+from ..kernels.norm_lif import Pending, PendingMap, fire, takes_steps
+from ..kernels.small_form import attach
 from ..kernels.surrogate import Surrogate, Triangle, as_surrogate
 from .base import Neuron, has_hooks
 
@@ -38,11 +40,21 @@ class LeakyNeuron(Neuron):
         """What the kernels are told besides tensors, and the logit of the decay if it is learned."""
         raise NotImplementedError
 
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, PendingMap) and not torch.compiler.is_compiling():
+            spikes = self.fire_from(x)
+            if spikes is not None:
+                return spikes
+        return super().forward(x)
+
+    @property
+    def _unseen(self) -> bool:
+        """Whether no one is to see the input, so that it need not be written."""
+        return self.stand_in is None and not has_hooks(self) and self.backend != "reference"
+
     def takes(self, pending: Pending) -> bool:
         """Whether a step can normalise its input as it fires: in lean memory, and if no one is to see the input."""
-        kind: Any = type(self)
-        unseen = self.stand_in is None and not has_hooks(self)
-        if not (unseen and self.lean and self.backend != "reference" and _steps_as_told(kind)):
+        if not (self._unseen and self.lean and LeakyNeuron._follows_options(self)):
             return False
         step = self._step_of(pending.x)
         fits = self.membrane is None or same_order(self.membrane, step)
@@ -60,6 +72,37 @@ class LeakyNeuron(Neuron):
             pending, self.membrane, w, options, online=self.online, in_place=in_place, dense=dense
         )
         return spikes, bits
+
+    def fire_from(self, x: PendingMap) -> Tensor | None:
+        """Advance the state by the time steps of batch norm's output, which is computed on the way and not written, and
+        return the spikes; None where that cannot be done."""
+        steps, dimensions = (len(x), 5) if self.step_mode == "m" else (1, 4)
+        pending = x.pending() if self._unseen and self.memory_form != "paper" and x.ndim == dimensions else None
+        if pending is None or self.samples is not None or not takes_steps(pending.x, steps, self.online):
+            return None
+        self._refuse_second_forward()
+        first = pending.x[: len(pending.x) // steps]
+        self.prepare(first)
+        if not self._follows_options() or not same_order(self.state_before(), first):
+            return None
+        options, w = self.kernel_options()
+        in_place = self.advances_in_place(pending.way) if steps > 1 else self.online and w is None
+        spikes, bits, self.membrane = fire(
+            pending, self.state_before(), w, options, online=self.online, in_place=in_place, dense=True
+        )
+        if self.lean:
+            attach(spikes, bits)
+        return spikes.view(x.shape)
+
+    def state_before(self) -> Tensor:
+        """The membrane that the next step begins from; `prepare` has made sure that there is one."""
+        assert self.membrane is not None, "prepare() comes first"
+        return self.membrane
+
+    def _follows_options(self) -> bool:
+        """Whether the options are all there is to the next step."""
+        kind: type = type(self)
+        return _steps_as_told(kind)
 
     def _step_of(self, x: Tensor) -> Tensor:
         """The first time step of a batch."""
@@ -172,7 +215,7 @@ class FusedLIF(LeakyNeuron):
 
 
 @functools.cache
-def _steps_as_told(kind: type[LeakyNeuron]) -> bool:
+def _steps_as_told(kind: type) -> bool:
     """Whether the options of a class are all there is to its step: no subclass has another one."""
     names = "kernel_options", "step"
     options, step = (next(owner for owner in kind.__mro__ if name in vars(owner)) for name in names)

@@ -22,6 +22,10 @@ def test_rows(small):
     share = rows["optimize", "of the bytes"]
     assert share.target == "<= 0.7"
     assert share.reached
+    recomputing = rows["optimize, recomputing", "of the bytes"]
+    assert recomputing.target == "<= 0.35"
+    assert recomputing.reached
+    assert rows["optimize, recomputing", "x"].target == ">= 1.6"
     assert rows["optimize", "MB"].spread.p50 < rows["convert_neurons", "MB"].spread.p50
     page = "\n".join(dropin.tables(session.rows))
     assert "### sew_resnet18, training step, batch 2, 32×32, T=4" in page

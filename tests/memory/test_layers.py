@@ -11,7 +11,7 @@ from torch import nn
 
 from stdl_engine import FusedLIF
 from stdl_engine.kernels.small_form import attach
-from stdl_engine.memory.layers import SpikeAvgPool2d, SpikeConv2d, convolve_bits
+from stdl_engine.memory.layers import SpikeAvgPool2d, SpikeConv2d, convolve_bits, digits_of
 from stdl_engine.memory.pieces import Carried
 from stdl_engine.memory.recompute import Entering
 from stdl_engine.memory.spikes import keep
@@ -307,7 +307,7 @@ POOLS = [(2,), (3, 2, 1), (4, 4), ((2, 1), (2, 1)), (3, 2, 1, True), (3, 2, 1, F
 
 
 class TestConvOfSums:
-    """`convolve_bits`, which looks at numbers that nobody has said are spikes."""
+    """`digits_of` looks at numbers that nobody has said are spikes, and `convolve_bits` convolves them."""
 
     @pytest.mark.parametrize("most", [1, 2, 3])
     @pytest.mark.parametrize(("size", "stride"), [((7, 5), (2, 2)), ((8, 8), (1, 1)), ((1, 1), (1, 1))], ids=str)
@@ -316,10 +316,10 @@ class TestConvOfSums:
         counts[0, 0, 0, 0] = most
         x = counts.to(memory_format=torch.channels_last).requires_grad_()
         weight = torch.randn(48, 32, 3, 3).to(memory_format=torch.channels_last).requires_grad_()
-        y = convolve_bits(x, weight, stride, (1, 1))
+        y = convolve_bits(x, weight, stride, (1, 1), digits_of(x, weight))
         grad = torch.randn_like(y)
         with Tracker() as tracker:
-            again = convolve_bits(x, weight, stride, (1, 1))
+            again = convolve_bits(x, weight, stride, (1, 1), digits_of(x, weight))
             assert tracker.current == again.nbytes + (1 if most == 1 else 2) * x.numel() // 8
         exact_x, exact_weight = (t.detach().double().requires_grad_() for t in (x, weight))
         exact = torch.conv2d(exact_x, exact_weight, None, stride, 1)
@@ -334,8 +334,8 @@ class TestConvOfSums:
         weight = torch.randn(16, 16, 3, 3)
         for value in (0.5, 4.0, -1.0):
             x = torch.full((2, 16, 6, 6), value).to(memory_format=torch.channels_last)
-            assert convolve_bits(x, weight, (1, 1), (1, 1)) is None
-        assert convolve_bits(torch.ones(2, 16, 6, 6), weight, (1, 1), (1, 1)) is None  # channels are not innermost
+            assert digits_of(x, weight) is None
+        assert digits_of(torch.ones(2, 16, 6, 6), weight) is None  # channels are not innermost
 
 
 class TestPool:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ...kernels import dispatch
 from ...kernels.lif.ops import STATE_DTYPE
+from ...kernels.norm_lif import PendingMap
 from .. import Neuron
 from ..lif import LeakyNeuron
 from . import spikingjelly_settings as settings
@@ -175,6 +176,15 @@ class FusedNode(_Bases):
             return spikes
         first = self.step(x[0], in_place=False).unsqueeze(0)
         return torch.cat([first, super().sequence(x[1:])]) if len(x) > 1 else first
+
+    def fire_from(self, x: PendingMap) -> Tensor | None:
+        spikes = super().fire_from(x)
+        if spikes is not None:
+            self._v, self._started, self._v_steps = None, False, []
+        return spikes
+
+    def _follows_options(self) -> bool:
+        return not self._skips_reset and not self.store_v_seq
 
     def forward(self, x: Tensor) -> Tensor:
         if self._counted():
