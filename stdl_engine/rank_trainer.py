@@ -195,6 +195,7 @@ class RankTrainer(Trainer):
 
     def restore(self, state: dict[str, Any], path: Path) -> None:
         super().restore(state, path)
+        self._measure_again()
         self.meter = self.meter if self.ranks.speaks else Meter()
         numbers = state.get("rank_rng", [])
         if len(numbers) == self.ranks.world:
