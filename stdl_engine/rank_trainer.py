@@ -43,10 +43,12 @@ class RankTrainer(Trainer):
         self.ranks = ranks
         super().__init__(recipe, data, folder, printer, stop)
         self.stop.patient = True
+        runs = None
         if ranks.stages > 1:
-            here = forecast(self.rule, ranks.stages, recipe.steps, sequence=self.recipe.events).stages[ranks.stage]
-            self.predicted = replace(self.predicted, peak_bytes=here.peak_bytes)
-        self.parallel = ParallelRule(self.rule, ranks, sync_norm=recipe.sync_norm)
+            found = forecast(self.rule, ranks.stages, recipe.steps, sequence=self.recipe.events)
+            self.predicted = replace(self.predicted, peak_bytes=found.stages[ranks.stage].peak_bytes)
+            runs = found.runs
+        self.parallel = ParallelRule(self.rule, ranks, runs=runs, sync_norm=recipe.sync_norm)
         self._seed_this_rank()
 
     def _seed_this_rank(self) -> None:
@@ -95,7 +97,8 @@ class RankTrainer(Trainer):
     ) -> tuple[StepResult | None, Tensor | None]:
         if x is not None and y is not None:
             x, y = placed(self.recipe, x, self.device), y.to(self.device, non_blocking=True)
-        with self._followed() if self._follows else contextlib.nullcontext():
+        batch = self.parallel.received if x is None or y is None else [x, y]
+        with self._followed(batch) if self._follows else contextlib.nullcontext():
             result = self.parallel.step(x, y, self.recipe.steps)
         if self.device.type == "cuda":
             self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated(self.device))
@@ -103,10 +106,12 @@ class RankTrainer(Trainer):
         return result, None if result is None else result.labels.cpu()
 
     @contextlib.contextmanager
-    def _followed(self) -> Iterator[None]:
-        """Inside, the memory of this rank's training step is tracked, including what it holds all the time."""
+    def _followed(self, batch: list[Tensor]) -> Iterator[None]:
+        """Inside, the memory of this rank's training step is tracked, including its input, and what it holds all the
+        time."""
         tracker = Tracker()
-        tracker.follow(held(self.parallel.mine, self.rule.optimizers))
+        tracker.follow([*held(self.parallel.mine, self.rule.optimizers), *batch])
+        batch.clear()  # what was received is freed as it is used
         with tracker:
             yield
         self.peak_bytes = tracker.peak
@@ -190,6 +195,7 @@ class RankTrainer(Trainer):
 
     def restore(self, state: dict[str, Any], path: Path) -> None:
         super().restore(state, path)
+        self._measure_again()
         self.meter = self.meter if self.ranks.speaks else Meter()
         numbers = state.get("rank_rng", [])
         if len(numbers) == self.ranks.world:

@@ -272,6 +272,8 @@ class Trainer:
             self.rule.load_state_dict(state["rule"])
             self.epoch, self.batch, self.meter = state["epoch"], state["batch"], Meter(**state["meter"])
             self.rows, self.peak_bytes = state["rows"], state["peak_bytes"]
+            if "rank_rng" in state:
+                self._measure_again()
             if lacking := {name for row in self.rows for name in NEEDED if name not in row}:
                 raise KeyError(", ".join(sorted(lacking)))
             self.folder.write_metrics(self.rows)  # lines after the checkpoint will be written again
@@ -283,6 +285,11 @@ class Trainer:
             raise ValueError(
                 f"{path} is no checkpoint that can be continued from ({what}): start a new run."
             ) from error
+
+    def _measure_again(self) -> None:
+        """Track the next batch, if there is one: the peak in a checkpoint is that of rank 0 with its stage."""
+        if self.epoch < self.recipe.epochs:
+            self.peak_bytes = 0
 
     def start_from(self, state: dict[str, Any]) -> None:
         """Begin with the weights of another run, and with those of its auxiliary networks if the shapes agree."""

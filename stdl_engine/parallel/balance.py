@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+from ..planning.budgets import OverBudget
 from ..planning.plan import Plan
 from ..planning.planner import fake_like, faking
 from ..planning.work import BACKWARD, FORWARD, Work
@@ -41,7 +42,7 @@ def balanced(work: Sequence[float], stages: int, fits: Callable[[range], bool] =
                 further[end] = min(ways, key=lambda way: way[0])
         best = further
     if count not in best:
-        raise ValueError(f"the subnetworks do not fit onto {stages} stages in this budget: use more stages.")
+        raise OverBudget(f"the subnetworks do not fit onto {stages} stages in this budget: use more stages.")
     return best[count][1]
 
 

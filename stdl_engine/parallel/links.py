@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .faults import LinkError, first_line
-from .wire import Wire
+from .wire import Wire, payload_bytes
 
 CLOSED = "closed"
 """The kind of the last message of a link, which the link itself sends and reads."""
@@ -92,7 +92,7 @@ class _End:
     def _count(self, message: Message, header: int) -> None:
         self.traffic.messages += 1
         self.traffic.header_bytes += header
-        self.traffic.payload_bytes += sum(wire.payload.numel() for wire in message.wires)
+        self.traffic.payload_bytes += payload_bytes(message.wires)
         self.traffic.dense_bytes += sum(wire.dense_bytes for wire in message.wires)
 
 
@@ -129,22 +129,28 @@ class Sender(_End):
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            with self._state:
-                self._state.wait_for(lambda: self._messages or self._closing)
-                if not self._messages:
-                    return
-                message = self._messages[0]  # stays in the queue, and takes up its place, until it has been sent
-            header = _header(message)
-            self.transport.send(torch.tensor([header.numel()], dtype=torch.int64).view(torch.uint8))
-            self.transport.send(header)
-            for wire in message.wires:
-                if wire.payload.numel():
-                    self.transport.send(wire.payload)
-            with self._state:
-                self._count(message, header.numel() + 8)
-                self._messages.popleft()
-                self._state.notify_all()
+        while self._send_next():
+            pass
+
+    def _send_next(self) -> bool:
+        """Send a message; returns whether there may be more. A function of its own, so that nothing in this thread
+        keeps a message alive while it waits for the next one."""
+        with self._state:
+            self._state.wait_for(lambda: self._messages or self._closing)
+            if not self._messages:
+                return False
+            message = self._messages[0]  # stays in the queue, and takes up its place, until it has been sent
+        header = _header(message)
+        self.transport.send(torch.tensor([header.numel()], dtype=torch.int64).view(torch.uint8))
+        self.transport.send(header)
+        for wire in message.wires:
+            if wire.payload.numel():
+                self.transport.send(wire.payload)
+        with self._state:
+            self._count(message, header.numel() + 8)
+            self._messages.popleft()
+            self._state.notify_all()
+        return True
 
 
 class Receiver(_End):
@@ -168,26 +174,31 @@ class Receiver(_End):
 
     def _run(self) -> None:
         while True:
-            with self._state:
-                self._state.wait_for(lambda: not self._messages)
-            size = torch.empty(8, dtype=torch.uint8)
-            self.transport.receive(size)
-            header = torch.empty(int(size.view(torch.int64)), dtype=torch.uint8)
-            self.transport.receive(header)
-            found = json.loads(bytes(header.tolist()))
-            wires = []
-            for meta, count in found["wires"]:
-                payload = torch.empty(count, dtype=torch.uint8)
-                if count:
-                    self.transport.receive(payload)
-                wires.append(Wire(payload, meta))
-            message = Message(found["kind"], wires, found["values"])
-            with self._state:
-                if message.kind == CLOSED:
-                    raise LinkError("it has ended its work")
-                self._count(message, header.numel() + 8)
-                self._messages.append(message)
-                self._state.notify_all()
+            self._receive_next()
+
+    def _receive_next(self) -> None:
+        """Receive a message, once the last one has been taken. A function of its own, so that whoever takes the message
+        decides how long it lives."""
+        with self._state:
+            self._state.wait_for(lambda: not self._messages)
+        size = torch.empty(8, dtype=torch.uint8)
+        self.transport.receive(size)
+        header = torch.empty(int(size.view(torch.int64)), dtype=torch.uint8)
+        self.transport.receive(header)
+        found = json.loads(bytes(header.tolist()))
+        wires = []
+        for meta, count in found["wires"]:
+            payload = torch.empty(count, dtype=torch.uint8)
+            if count:
+                self.transport.receive(payload)
+            wires.append(Wire(payload, meta))
+        message = Message(found["kind"], wires, found["values"])
+        with self._state:
+            if message.kind == CLOSED:
+                raise LinkError("it has ended its work")
+            self._count(message, header.numel() + 8)
+            self._messages.append(message)
+            self._state.notify_all()
 
 
 def _header(message: Message) -> Tensor:

@@ -22,13 +22,14 @@ from ..planning.subnetworks import Subnetwork
 from ..rules import Rule, StepResult
 from ..rules.batch import check_batch, split_frames
 from ..rules.inference import measured
-from .balance import balanced, counted_work
+from .forecast import AHEAD, stages_of
 from .gradients import SharedGradients, make_equal
 from .links import Message, Traffic
 from .norm import check_norms, synchronised
 from .ranks import Ranks
+from .stage import train_stage, with_labels
 from .states import WholeState
-from .wire import Wire, decode, encode
+from .wire import Wire, decode, decoded, encode
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class ParallelRule:
         rule: STDL, ELL, DECOLLE or EvenLocal for several stages; any rule for one stage.
         ranks: the role of this process.
         work: the work of each subnetwork, relative to the others; stages get about equal shares. By default
-            multiply-adds are counted.
+            multiply-adds are counted. If the rule has a budget in bytes, every stage keeps to it on its rank, with the
+            batches that wait there.
+        runs: the subnetworks of each stage, if they are known already (`Forecast.runs`).
         ahead: how many batches may wait to be sent to the next stage before this one waits for it.
         sync_norm: compute batch norm over the samples of all ranks that share a batch. With it several ranks learn what
             one process learns from the same batches, within rounding. Without it each rank normalises its own samples,
@@ -75,14 +78,17 @@ class ParallelRule:
         ranks: Ranks,
         *,
         work: Sequence[float] | None = None,
-        ahead: int = 2,
+        runs: Sequence[range] | None = None,
+        ahead: int = AHEAD,
         sync_norm: bool = False,
     ) -> None:
         self.rule, self.ranks = rule, ranks
         self.sync_norm = sync_norm and ranks.data_group is not None
         if self.sync_norm:
             check_norms(rule.modules())
-        self.runs = balanced(counted_work(rule) if work is None else list(work), ranks.stages)
+        if runs is None:
+            runs = stages_of(rule, ranks.stages, work=work, ahead=ahead)
+        self.runs = list(runs)
         """The subnetworks of each stage."""
         self.here = self.runs[ranks.stage]
         self.mine: list[Subnetwork] = rule.subnetworks[self.here.start : self.here.stop]
@@ -98,25 +104,22 @@ class ParallelRule:
         self._next: Message | None = None
         """A message that was received and has not been used yet."""
 
+    @property
+    def received(self) -> list[Tensor]:
+        """The tensors of the batch that the next step takes, if `has_more` has found one."""
+        return [] if self._next is None else [wire.payload for wire in self._next.wires]
+
     def step(self, x: Tensor | None, y: Tensor | None, T: int) -> LabelledResult | None:
         """Train on one batch, or on this rank's part of it. The first stage is given x and y as `Rule.step` takes them,
         and the other stages None. The last stage returns the result, and the others None."""
         self._whole.release_others()
         with self.ranks.explaining():
             frames, y, losses = self._taken(x, y, T)
-            wires: list[Wire] = []
-
-            def learn(subnetwork: Subnetwork, t: int, frame: Kept) -> Kept:
-                output = self.rule.learn(subnetwork, t, frame)
-                if subnetwork is self.mine[-1] and self._sender is not None:
-                    wires.append(encode(output))
-                return output
-
             with self._sharing():
-                own, logits = self.rule.train_on(self.mine, frames, y, T, learn)
+                maps, own, logits = train_stage(self.rule, self.mine, frames, y, T)
             losses = [*losses, *own]
             if self._sender is not None:
-                self._pass_on("train", y, wires, losses=losses, T=T)
+                self._sender.send(Message("train", with_labels(y, maps, losses), {"T": T}))
                 return None
         assert logits is not None, "the last stage has the last subnetwork"
         return LabelledResult(losses[-1], losses, logits, y)
@@ -147,7 +150,7 @@ class ParallelRule:
             return in_chunks(frames, self.rule.plan.chunk), y, []
         message = self._received("train", T)
         labels, losses, *maps = message.wires
-        return self._frames(maps), self._tensor(labels), list(self._tensor(losses))
+        return decoded(maps, self.rule.device), self._tensor(labels), list(self._tensor(losses))
 
     @torch.no_grad()
     def predict(
@@ -166,11 +169,12 @@ class ParallelRule:
             else:
                 message = self._received("predict", T)
                 sent_labels, *maps = message.wires
-                frames, labels = self._frames(maps), self._tensor(sent_labels)
+                frames, labels = decoded(maps, self.rule.device), self._tensor(sent_labels)
             outputs = self._evaluated(frames, T, rates)
             if self._sender is None:
                 return torch.as_tensor(sum(outputs)) / T, labels
-            self._pass_on("predict", labels, [encode(keep(output)) for output in outputs], T=T)
+            maps = [encode(keep(output)) for output in outputs]
+            self._sender.send(Message("predict", with_labels(labels, maps), {"T": T}))
             return None
 
     def _evaluated(self, frames: Iterable[Kept], T: int, rates: Tensor | None) -> Iterator[Tensor]:
@@ -222,20 +226,6 @@ class ParallelRule:
                 f"{message.kind} with {message.values['T']}: call the same methods on all ranks."
             )
         return message
-
-    def _pass_on(
-        self, kind: str, labels: Tensor, maps: list[Wire], *, T: int, losses: Sequence[Tensor] | None = None
-    ) -> None:
-        assert self._sender is not None, "the last stage passes nothing on"
-        extra = [] if losses is None else [encode(torch.stack([loss.cpu() for loss in losses]))]
-        self._sender.send(Message(kind, [encode(labels), *extra, *maps], {"T": T}))
-
-    def _frames(self, wires: list[Wire]) -> Iterator[Kept]:
-        """The maps of a message one by one, each released as it is handed on."""
-        wires.reverse()
-        while wires:
-            wire = wires.pop()
-            yield decode(wire.payload, wire.meta, self.rule.device)
 
     def _tensor(self, wire: Wire) -> Tensor:
         return restore(decode(wire.payload, wire.meta, self.rule.device))

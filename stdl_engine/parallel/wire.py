@@ -7,12 +7,13 @@ the next subnetwork runs the same code on the same numbers as in one process.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..kernels.layout import dense
 from ..memory.spikes import Bits, Counts, Kept, restore
@@ -37,7 +38,8 @@ class Wire:
 
 
 def encode(kept: Kept) -> Wire:
-    """The smallest form of a map from which it can be rebuilt to the last bit."""
+    """The smallest form of a map from which it can be rebuilt to the last bit. A fake tensor, which has no values, is
+    assumed to be a sum or an average of spikes, unless it has at most one dimension."""
     if isinstance(kept, Bits):
         return Wire(_on_host(kept.small), _meta("bits", kept.shape, kept.stride, kept.dtype))
     if isinstance(kept, Counts):
@@ -47,10 +49,11 @@ def encode(kept: Kept) -> Wire:
 
 
 def _encode_tensor(t: Tensor) -> Wire:
-    if t.is_floating_point():
+    is_fake = isinstance(t, FakeTensor)
+    if t.is_floating_point() and not (is_fake and t.ndim <= 1):
         for divisor in DIVISORS:
             whole = (t * divisor).clamp(0, 255).to(torch.uint8)
-            if _same_bits(_divided(whole, t.dtype, divisor), t):
+            if is_fake or _same_bits(_divided(whole, t.dtype, divisor), t):
                 meta = _meta("shares", t.shape, t.stride(), t.dtype) | {"divisor": divisor}
                 return Wire(_on_host(_in_memory_order(whole)), meta)
     return Wire(_on_host(_in_memory_order(t).view(torch.uint8)), _meta("dense", t.shape, t.stride(), t.dtype))
@@ -68,6 +71,18 @@ def decode(payload: Tensor, meta: dict[str, Any], device: torch.device) -> Kept:
     if form == "shares":
         return _divided(payload.as_strided(shape, stride), dtype, meta["divisor"])
     return payload.view(dtype).as_strided(shape, stride)
+
+
+def decoded(wires: list[Wire], device: torch.device) -> Iterator[Kept]:
+    """The maps of a message one by one, each released as it is handed on."""
+    wires.reverse()
+    while wires:
+        yield decode(wires[-1].payload, wires.pop().meta, device)
+
+
+def payload_bytes(wires: Iterable[Wire]) -> int:
+    """Bytes of the tensors of a message."""
+    return sum(wire.payload.numel() for wire in wires)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

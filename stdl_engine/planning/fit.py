@@ -272,11 +272,7 @@ class Fitting(Trials):
     def rule(self, plan: Plan) -> Trainable:
         """A rule that trains these parts, whose optimizers already have their state."""
         rule = super().rule(plan)
-        for optimizer in rule.optimizers:
-            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-                parameter.grad = torch.empty_like(parameter)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        give_states(rule.optimizers)
         return rule
 
 
@@ -332,6 +328,15 @@ def held(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> list[
     """Bytes that modules hold between training steps: parameters, buffers and their optimizer state."""
     tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
     return [*tensors, *states(tensors, optimizers)]
+
+
+def give_states(optimizers: Iterable[Optimizer]) -> None:
+    """Have optimizers of fake parameters make their state, as their first step does."""
+    for optimizer in optimizers:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def during_step(modules: Sequence[nn.Module], optimizers: Iterable[Optimizer]) -> int:

@@ -278,7 +278,7 @@ class Rule:
         and the network's mean logits if its last subnetwork is among them. `learn` is called instead of the rule's
         own."""
         run = time_major if self.order == "time" else subnetwork_major
-        with self.started(y, T, still=still_image(frames)), self.autocast():
+        with self.started(y, T, still=still_image(frames), trained=subnetworks), self.autocast():
             run(subnetworks, frames, learn or self.learn, self.finish)
             if self.exchange is not None:
                 self.exchange.end()
@@ -308,15 +308,19 @@ class Rule:
             )
 
     @contextlib.contextmanager
-    def started(self, y: Tensor, T: int, still: Tensor | None = None) -> Iterator[None]:
+    def started(
+        self, y: Tensor, T: int, still: Tensor | None = None, trained: Sequence[Subnetwork] | None = None
+    ) -> Iterator[None]:
         """A context in which subnetworks may `learn` and `finish` one batch of T time steps; the model is borrowed.
-        `still` is the network's input, if it is the same at every time step."""
+        `still` is the network's input, if it is the same at every time step; `trained` are the subnetworks that will
+        learn, by default all of them."""
+        trained = self.subnetworks if trained is None else trained
         self._guard.check()
-        gradients = [(p, p.grad) for part in self.subnetworks for p in part.parameters()]
+        gradients = [(p, p.grad) for part in trained for p in part.parameters()]
         _set_gradients((p, None) for p, _ in gradients)
         self._labels, self._steps, self._losses, self._logits = y.long(), T, {}, 0
-        buffers = {part: [(b, b.clone()) for b in part.buffers()] for part in self.subnetworks}
-        self._unfinished = list(self.subnetworks)
+        buffers = {part: [(b, b.clone()) for b in part.buffers()] for part in trained}
+        self._unfinished = list(trained)
         self._flows = {part: self.flow(part) for part in self.subnetworks}
         self._levels = {
             part: [self.plan.recompute.level(number, stage.name) for stage in flow.stages]

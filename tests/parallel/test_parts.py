@@ -8,6 +8,7 @@ import queue
 import random
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -117,6 +118,29 @@ def test_messages_arrive_in_order_a_bounded_number_ahead():
     receiver.close()
     assert sender.traffic.payload_bytes == receiver.traffic.payload_bytes == 1000 * sent
     assert receiver.traffic.dense_bytes == 4000 * sent
+
+
+def test_links_keep_no_message_that_has_gone():
+    pipe = Pipe()
+    sender, receiver = Sender(pipe, timeout=10), Receiver(pipe, timeout=10)
+    leaving = message(1)
+    sent = weakref.ref(leaving.wires[0].payload)
+    sender.send(leaving)
+    del leaving
+    arrived = receiver.receive()
+    received = weakref.ref(arrived.wires[0].payload)
+    sender.flush()
+    del arrived
+    assert _soon(lambda: sent() is None and received() is None)
+    sender.close()
+    receiver.close()
+
+
+def _soon(test) -> bool:
+    deadline = time.monotonic() + 10
+    while not test() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return test()
 
 
 def test_a_slow_link_is_hidden_behind_the_work():

@@ -1,0 +1,118 @@
+"""A budget in bytes on every rank: what was predicted is what a rank takes, and stages are balanced among what fits."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from stdl_engine.memory.tracker import Tracker
+from stdl_engine.parallel import ParallelRule, Ranks
+from stdl_engine.parallel.forecast import StageTrials, forecast, stages_of
+from stdl_engine.planning.budgets import OverBudget, parse_budget
+from stdl_engine.planning.fit import held
+from stdl_engine.planning.planner import faking
+from stdl_engine.rules import Rule
+
+from ..rules.nets import batch, make, small
+from .processes import run
+from .test_stages import CASES, build, steps
+
+BATCHES = 3
+
+
+def measured_on(stages: int, cases: list[str]) -> dict:
+    """What this rank takes in the last training step of each case, and what it sends in all."""
+    found = {}
+    ranks = Ranks(stages)
+    for case in cases:
+        built, data = build(*CASES[case])
+        rule, T = ParallelRule(built, ranks), steps(CASES[case][2])
+        for number, given in enumerate(data[:BATCHES]):
+            x, y = given if ranks.is_first else (None, None)
+            tracker = Tracker()
+            if not ranks.is_first:
+                assert rule.has_more()
+            if number == BATCHES - 1:
+                tracker.follow([*held(rule.mine, built.optimizers), *([x, y] if ranks.is_first else rule.received)])
+                with tracker:
+                    rule.step(x, y, T)
+            else:
+                rule.step(x, y, T)
+        sent = rule.traffic["sent"] if not ranks.is_last else None
+        rule.close()
+        found[case] = {"peak": tracker.peak, "sent": 0 if sent is None else sent.payload_bytes}
+    ranks.close()
+    return found
+
+
+def test_a_rank_takes_what_was_predicted():
+    left_out = {"stdl, lean, sequences", "stdl, recomputing, sequences", "stdl, chunks, images"}
+    cases = [case for case in CASES if case not in left_out]
+    by_rank = run(3, measured_on, 3, cases)[::-1]
+    for case in cases:
+        rule, _ = build(*CASES[case])
+        frames = CASES[case][2]
+        found = forecast(rule, 3, steps(frames), sequence=bool(frames))
+        assert [rank[case]["peak"] for rank in by_rank] == [stage.peak_bytes for stage in found.stages], case
+        assert [rank[case]["sent"] for rank in by_rank] == [BATCHES * stage.sent_bytes for stage in found.stages], case
+
+
+@pytest.fixture(scope="module")
+def rule() -> Rule:
+    return make("ell", small("vgg11"), batch("vgg11")[0], steps=2)
+
+
+@pytest.fixture(scope="module")
+def ways(rule) -> dict[tuple[range, ...], tuple[float, int]]:
+    """Every way to put the subnetworks onto three stages: the most work of a stage, and the most bytes of a rank."""
+    count = len(rule.subnetworks)
+    found = {}
+    with faking():
+        trials = StageTrials(rule, 2)
+        for first, second in itertools.combinations(range(1, count), 2):
+            runs = range(first), range(first, second), range(second, count)
+            stages = [trials.stage(run) for run in runs]
+            found[runs] = max(stage.work for stage in stages), max(stage.rank_bytes for stage in stages)
+    return found
+
+
+def budgeted(rule: Rule, size: int) -> Rule:
+    """The rule as it is, with a budget."""
+    rule.budget = parse_budget(f"{size}B")
+    return rule
+
+
+def test_stages_are_balanced_among_the_ways_that_fit(rule, ways):
+    sizes = sorted({size for _, size in ways.values()})
+    chosen = set()
+    for size in sizes[:: len(sizes) // 6]:
+        runs = tuple(stages_of(budgeted(rule, size), 3))
+        assert ways[runs][1] <= size
+        assert ways[runs][0] == min(work for work, taken in ways.values() if taken <= size)
+        assert runs == tuple(forecast(rule, 3, 2).runs)
+        chosen.add(runs)
+    assert len(chosen) > 1
+
+
+def test_work_that_was_measured_counts_only_among_the_ways_that_fit(rule, ways):
+    by_size = sorted(ways, key=lambda runs: ways[runs][1])
+    smallest, largest = by_size[0], by_size[-1]
+    work = [1 / len(run) for run in largest for _ in run]  # perfectly balanced where it takes most
+    assert tuple(stages_of(budgeted(rule, ways[largest][1]), 3, work=work)) == largest
+    assert tuple(stages_of(budgeted(rule, ways[smallest][1]), 3, work=work)) == smallest
+
+
+def test_more_batches_ahead_take_more(rule, ways):
+    least = min(size for _, size in ways.values())
+    stages_of(budgeted(rule, least), 3)
+    with pytest.raises(OverBudget, match=r"in flight"):
+        stages_of(rule, 3, ahead=50)
+
+
+def test_nothing_fits(rule, ways):
+    least = min(size for _, size in ways.values())
+    sentence = r"do not fit onto 3 stages within .* stage \d \(subnetworks? [\d to]+\) takes .* which is 1 B too much"
+    with pytest.raises(OverBudget, match=sentence + r".*: use more stages, or a larger budget\.$"):
+        stages_of(budgeted(rule, least - 1), 3)
+    stages_of(rule, 4)  # more stages help
