@@ -273,7 +273,9 @@ def norm_and_neuron(guard: Guard, shape: tuple, dtype: torch.dtype) -> None:
             pending = pending.plus(added) if which == "map" else pending.plus_spikes(added, bits)
         m = guard.tensor(torch.randn(pattern.shape)[:samples].contiguous(memory_format=torch.channels_last))
         for w in (None, guard.tensor(torch.zeros(())).requires_grad_()):
-            spikes, *_ = fire(pending, guard.tensor(m), w, options, online=online, in_place=online, dense=which != "bits")
+            spikes, *_ = fire(
+                pending, guard.tensor(m), w, options, online=online, in_place=online, dense=which != "bits"
+            )
             spikes.backward(guard.tensor(pattern.float().normal_().to(dtype)), retain_graph=True)
     written = Pending.after(x, table, *parameters, constant=True).dense()
     written.backward(guard.tensor(pattern.float().normal_().to(dtype)))
