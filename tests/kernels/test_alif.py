@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from stdl_engine.kernels.alif import alif_reset, alif_step, alif_step_, reference
-from stdl_engine.kernels.surrogate import Triangle
 
 from .compare import assert_equal
-from .every_neuron import ALIF, Result, assert_same, random, run
+from .every_neuron import ALIF, Result, assert_same, choices, random, run
 
 attached_or_not = pytest.mark.parametrize("detach_reset", [False, True], ids=["attached", "detached"])
 
@@ -27,15 +26,16 @@ def test_adaptation_alone_is_the_past_of_a_step(target):
         assert_equal(mine, theirs)
 
 
-@attached_or_not
-def test_plain_form_is_the_same_step(target, detach_reset):
+@pytest.mark.parametrize("choice", choices(ALIF)[:2], ids=str)
+def test_plain_form_is_the_same_step(target, choice):
     """Reset and adaptation as a step of their own, then the step without them: equal in every bit."""
     given = random(ALIF, (37,), device=target.device)
+    told = {"detach_reset": False} | choice.options(ALIF)
     shared = {name: ALIF.options[name] for name in ("threshold", "beta", "rho")}
 
     def plain(x, m_prev, adaptation_prev):
-        u, adaptation = alif_reset(m_prev, adaptation_prev, detach_reset=detach_reset, surrogate=Triangle(), **shared)
-        spikes, m, same = alif_step(x, u, adaptation, advance=False, backend=target.backend, **ALIF.options)
+        u, adaptation = alif_reset(m_prev, adaptation_prev, **shared, **told)
+        spikes, m, same = alif_step(x, u, adaptation, advance=False, backend=target.backend, **ALIF.options | told)
         assert same is adaptation
         return spikes, m, adaptation
 
@@ -43,7 +43,7 @@ def test_plain_form_is_the_same_step(target, detach_reset):
     spikes, *states = plain(*leaves.operands)
     grads = torch.autograd.grad([spikes, *states], leaves.operands, [given.grad_spikes, *given.grad_states])
     found = Result(spikes.detach(), tuple(t.detach() for t in states), grads, None)
-    assert_same(found, run(ALIF, given, target, detach_reset=detach_reset))
+    assert_same(found, run(ALIF, given, target, **told))
 
 
 # λ = ½, Vth = 1, β = 1, ρ = ½. The adaptation goes to ½·b + ½·s, the threshold is 1 + b:

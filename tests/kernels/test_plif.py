@@ -10,7 +10,7 @@ from stdl_engine.kernels import bits_of
 from stdl_engine.kernels.plif import plif_step
 
 from .compare import assert_equal
-from .every_neuron import PLIF, assert_same, check, random, run
+from .every_neuron import PLIF, assert_same, check, choices, random, run
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
@@ -24,7 +24,8 @@ def test_decay_that_rounds_to_one_has_a_finite_gradient(target):
     """sigmoid(40) is 1 in float32: with `scale_by_decay` the input has no part any more, and w stays where it is."""
     given = random(PLIF, (37,), device=target.device, threshold=1.0)
     given = given._replace(learned=(torch.tensor(40.0, device=target.device),))
-    found = run(PLIF, given, target, threshold=1.0, scale_by_decay=True)
+    choice = next(choice for choice in choices(PLIF) if choice.variant == "soft-detached-scaled")
+    found = run(PLIF, given, target, threshold=1.0, **choice.options(PLIF))
     assert not found.grads[0].any()
     assert found.grad_w.isfinite()
     (m_prev,) = given.states

@@ -36,9 +36,10 @@ def test_choices_are_all_pairs():
     for neuron in NEURONS:
         for way in WAYS:
             tried = [choice for choice in choices(neuron) if way in choice.ways]
-            assert {choice.dtype for choice in tried} == set(DTYPES)
+            assert {choice.dtype for choice in tried} >= {torch.float32, torch.float64, torch.bfloat16}
             assert {choice.variant for choice in tried if choice.dtype == torch.float32} == set(neuron.variants)
     tried = choices(LIF)
+    assert {c.dtype for c in tried if c.ways == WAYS} == set(DTYPES)
     assert {(c.surrogate, c.dtype) for c in tried} == set(itertools.product(SURROGATES, DTYPES))
     assert {(c.variant, c.dtype) for c in tried} == set(itertools.product(LIF.variants, DTYPES))
     resets = {(c.surrogate, LIF.variants[c.variant]["reset"]) for c in tried}
@@ -153,7 +154,7 @@ def test_not_finite_stays_in_its_neuron(target, neuron, choice):
     healthy, options = random(neuron, (40,), choice.dtype, target.device), choice.options(neuron)
     ill, others = with_ill_neurons(healthy)
     exact = target.is_exact(options["surrogate"], choice.dtype)
-    for way in choice.ways:
+    for way in choice.ways[::2]:
         found = run(neuron, ill, target, way, **options)
         assert_same(found, run(neuron, ill, None, way, **options), exact)
         for mine, right in zip(found.tensors(), run(neuron, healthy, target, way, **options).tensors(), strict=True):
@@ -163,9 +164,9 @@ def test_not_finite_stays_in_its_neuron(target, neuron, choice):
 @every_neuron
 @every_way
 def test_whole_numbers_as_parameters(target, neuron, way):
-    options = dict.fromkeys(neuron.options, 1) | {"scale": 2}
-    hard = [options for options in neuron.variants.values() if options.get("reset") == "hard"]
-    options |= hard[0] | {"reset_value": 0} if hard else {}
+    tried = [choice.options(neuron) for choice in choices(neuron) if choice.dtype == torch.float32]
+    hard = [options | {"reset_value": 0} for options in tried if options.get("reset") == "hard"]
+    options = dict.fromkeys(neuron.options, 1) | {"scale": 2} | (hard or tried)[0]
     check(neuron, random(neuron, (9,), device=target.device, **options), target, [way], **options)
 
 
