@@ -12,17 +12,15 @@ from stdl_engine.kernels import bits, bits_of
 from stdl_engine.kernels.bits import reference
 from stdl_engine.kernels.lif import lif_step, lif_step_
 
-from .compare import Case, Target, assert_equal, assert_near, on_targets_and_dtypes
+from .compare import CPU, Target, assert_equal, assert_near, on_targets_and_dtypes
+from .every_neuron import LIF, choices, every_neuron, random
 
 SIZES = [1, 7, 8, 9, 100, 1023, 1024, 2047, 2049, 5000]
 
 
-CPU = Target("cpu", "cpu")
-
-
-def fire(n: int, target: Target = CPU, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    case = Case.random((n,), dtype, target.device)
-    return lif_step_(case.x, case.m_prev, backend=target.backend)
+def fire(n: int, target: Target = CPU) -> torch.Tensor:
+    given = random(LIF, (n,), device=target.device)
+    return lif_step_(*given.operands, backend=target.backend)
 
 
 def numpy_bits(spikes: torch.Tensor) -> torch.Tensor:
@@ -30,19 +28,41 @@ def numpy_bits(spikes: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.packbits(spikes.flatten().cpu().bool().numpy(), bitorder="little")).to(spikes.device)
 
 
-@on_targets_and_dtypes()
+def assert_writes_what_numpy_packs(target, neuron, n, dtype, variant) -> None:
+    given = random(neuron, (n,), dtype, target.device)
+    options = neuron.options | neuron.variants[variant] | {"backend": target.backend}
+    plain, *_ = neuron.step(*given.operands, **options)
+    assert bits_of(plain) is None
+    packed, *_ = neuron.step(*given.leaves().operands, pack=True, **options)
+    options.pop("detach_reset", None)
+    over = neuron.step_(*given.operands, **options)
+    assert 0 < over.sum() < n or n < 10
+    for spikes in (packed.detach(), over):
+        assert_equal(bits_of(spikes), numpy_bits(spikes))
+
+
+@every_neuron
 @pytest.mark.parametrize("n", SIZES)
-def test_kernels_write_what_numpy_packs(target, dtype, n):
-    spikes = fire(n, target, dtype)
-    assert 0 < spikes.sum() < n or n < 10
-    assert_equal(bits_of(spikes), numpy_bits(spikes))
+def test_kernels_write_what_numpy_packs(target, neuron, n):
+    """Online, and where the step is differentiable only when asked."""
+    assert_writes_what_numpy_packs(target, neuron, n, torch.float32, neuron.default)
 
 
-def test_bits_follow_memory(target):
+@on_targets_and_dtypes(lambda target, dtype: target.takes(dtype) and dtype != torch.float32)
+@every_neuron
+def test_of_any_dtype(target, neuron, dtype):
+    tried = [one.variant for one in choices(neuron) if one.dtype == dtype and "over" in one.ways]
+    variant = next(iter(tried), neuron.default)
+    for n in (1, 8, 9, 1023, 2049):
+        assert_writes_what_numpy_packs(target, neuron, n, dtype, variant)
+
+
+@every_neuron
+def test_bits_follow_memory(target, neuron):
     """In channels_last, neighbours in memory are neighbours in channels."""
-    case = Case.random((2, 3, 5, 7), torch.float32, target.device)
-    case = case.map(lambda t: t.contiguous(memory_format=torch.channels_last))
-    spikes = lif_step_(case.x, case.m_prev, backend=target.backend)
+    given = random(neuron, (2, 3, 5, 7), device=target.device)
+    given = given.map_neurons(lambda t: t.contiguous(memory_format=torch.channels_last))
+    spikes = neuron.step_(*given.operands, backend=target.backend)
     assert_equal(bits_of(spikes), numpy_bits(spikes.permute(0, 2, 3, 1)))
 
 
@@ -55,14 +75,6 @@ def test_not_finite_bits(target):
 
 def test_no_spikes_no_bits(target):
     assert bits_of(fire(0, target)).shape == (0,)
-
-
-@on_targets_and_dtypes()
-@pytest.mark.parametrize("n", SIZES)
-def test_differentiable_step_packs_when_asked(target, dtype, n):
-    case = Case.random((n,), dtype, target.device)
-    spikes, _ = lif_step(case.x.requires_grad_(), case.m_prev, backend=target.backend, pack=True)
-    assert_equal(bits_of(spikes), numpy_bits(spikes.detach()))
 
 
 @pytest.mark.parametrize("n", [*SIZES, 32768 + 13])

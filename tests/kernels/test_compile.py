@@ -10,7 +10,8 @@ from stdl_engine import FusedLIF, reset_states
 from stdl_engine.kernels.lif import lif_step, lif_step_, reference
 
 from ..stepping import there_and_back
-from .compare import Case, assert_equal
+from .compare import assert_equal
+from .every_neuron import LIF, every_neuron, random
 
 COMPILERS = [
     "aot_eager",
@@ -40,9 +41,8 @@ def test_differentiable_step(compiled):
         again, m = lif_step(x + spikes, m, decay=0.3, reset="hard")
         return spikes, again, m
 
-    case = Case.random((6, 7), torch.float32)
-    inputs = [case.x.requires_grad_(), case.m_prev.requires_grad_()]
-    upstream = [case.grad_spikes, case.grad_m, torch.randn(6, 7)]
+    inputs = random(LIF, (6, 7)).leaves().operands
+    upstream = [torch.randn(6, 7) for _ in range(3)]
     found, right = compiled(two_steps)(*inputs), two_steps(*inputs)
     for mine, theirs in zip(found, right, strict=True):
         assert_equal(mine, theirs)
@@ -55,14 +55,14 @@ def test_online_step(compiled):
         return lif_step_(x * 2, m, decay=0.3) * 3
 
     fast = compiled(step)
-    case = Case.random((6, 7), torch.float32)
-    m, right_m = case.m_prev.clone(), case.m_prev.clone()
+    given = random(LIF, (6, 7))
+    m, right_m = (given.states[0].clone() for _ in range(2))
     for _ in range(3):
         x = torch.randn(6, 7, requires_grad=True)
         found, right = fast(x, m), step(x, right_m)
         assert_equal(found, right)
         assert_equal(m, right_m)
-        assert_equal(*(gradients(out, x, case.grad_spikes)[0] for out in (found, right)))
+        assert_equal(*(gradients(out, x, given.grad_spikes)[0] for out in (found, right)))
 
 
 @pytest.mark.parametrize("online", [False, True], ids=["bptt", "online"])
@@ -73,13 +73,47 @@ def test_shapes_may_change(compiled, online):
     fast = compiled(step, dynamic=True)
     for shape in ((2, 3, 4, 5), (3, 2, 5, 4), (4, 4, 2, 3)):
         for layout in (torch.contiguous_format, torch.channels_last):
-            case = Case.random(shape, torch.float32).map(lambda t: t.contiguous(memory_format=layout))  # noqa: B023
-            case.x.requires_grad_()
-            found, right = fast(case.x, case.m_prev.clone()), step(case.x, case.m_prev.clone())
+            given = random(LIF, shape).map(lambda t: t.contiguous(memory_format=layout)).leaves(past=False)  # noqa: B023
+            (x, (m,), *_), upstream = given, given.grad_spikes
+            found, right = fast(x, m.clone()), step(x, m.clone())
             assert_equal(found[0], right[0])
             assert_equal(found[1], right[1])
             assert found[0].stride() == right[0].stride()
-            assert_equal(*(gradients(out[0], case.x, case.grad_spikes)[0] for out in (found, right)))
+            assert_equal(*(gradients(out[0], x, upstream)[0] for out in (found, right)))
+
+
+@every_neuron
+def test_every_neuron_in_one_graph(neuron):
+    """Two steps with work around them; and an online one."""
+    states, options = neuron.states, neuron.options
+
+    def two_steps(x, *given):
+        spikes, *new = neuron.step(x * 2, *given, **options)
+        again, *new = neuron.step(x + spikes, *new, *given[states:], **options | {"threshold": 0.7})
+        return spikes, again, *new
+
+    def online(x, *given):
+        return neuron.step_(x * 2, *given, **options) * 3
+
+    def in_one_graph(function):
+        torch._dynamo.reset()
+        return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+    given = random(neuron, (6, 7))
+    inputs, upstream = given.leaves().operands, [torch.randn(6, 7) for _ in range(2 + states)]
+    found, right = in_one_graph(two_steps)(*inputs), two_steps(*inputs)
+    for mine, theirs in zip(found, right, strict=True):
+        assert_equal(mine, theirs)
+    for mine, theirs in zip(gradients(found, inputs, upstream), gradients(right, inputs, upstream), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+
+    results = []
+    for step in (in_one_graph(online), online):
+        leaves = given.map(torch.clone).leaves(past=False)
+        spikes = step(*leaves.operands)
+        results.append((spikes, *leaves.states, *gradients(spikes, [leaves.x, *leaves.learned], upstream[0])))
+    for mine, theirs in zip(*results, strict=True):
+        assert_equal(mine, theirs)
 
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])

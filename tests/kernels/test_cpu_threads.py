@@ -5,13 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from stdl_engine.kernels import bits_of, cpu_threads
-from stdl_engine.kernels.bits.reference import pack
-from stdl_engine.kernels.lif import lif_step_
+from stdl_engine.kernels import cpu_threads
 
-from .compare import Case, Target, assert_equal, assert_same, run, run_online
+from .compare import CPU
+from .every_neuron import LIF, check, every_neuron, random
 
-CPU = Target("cpu", "cpu")
 N = 5 * cpu_threads.CHUNK + 13
 """Several chunks for each worker, and one that is cut short."""
 
@@ -24,12 +22,8 @@ def threads():
     torch.set_num_threads(before)
 
 
-def check(seed: int = 0) -> None:
-    case = Case.random((N,), torch.float32)
-    assert_same(run(case, CPU, decay=0.3), run(case, decay=0.3))
-    assert_same(run_online(case, CPU, decay=0.3), run_online(case, decay=0.3))
-    spikes = lif_step_(case.x, case.m_prev.clone(), decay=0.3)
-    assert_equal(bits_of(spikes), pack(spikes))
+def check_large() -> None:
+    check(LIF, random(LIF, (N,)), CPU)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -38,7 +32,7 @@ def test_any_number_of_threads(threads, monkeypatch, openmp, count):
     if not openmp:
         monkeypatch.setattr(cpu_threads, "_torch_openmp", lambda: None)
     threads(count)
-    check()
+    check_large()
 
 
 def test_torchs_openmp_is_found_on_linux():
@@ -53,12 +47,11 @@ def test_several_callers_at_once(threads, monkeypatch, openmp):
         monkeypatch.setattr(cpu_threads, "_torch_openmp", lambda: None)
     threads(2)
     with ThreadPoolExecutor(4) as callers:
-        for done in [callers.submit(check) for _ in range(12)]:
+        for done in [callers.submit(check_large) for _ in range(12)]:
             done.result()
 
 
+@every_neuron
 @pytest.mark.parametrize("elements", [cpu_threads.CHUNK - 1, cpu_threads.CHUNK, cpu_threads.CHUNK + 1])
-def test_sizes_about_a_chunk(elements):
-    case = Case.random((elements,), torch.float32)
-    assert_same(run(case, CPU), run(case))
-    assert_same(run_online(case, CPU), run_online(case))
+def test_sizes_about_a_chunk(neuron, elements):
+    check(neuron, random(neuron, (elements,)), CPU)

@@ -5,17 +5,27 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stdl_engine.kernels import dispatch
-from stdl_engine.kernels.lif import lif_step, lif_step_
+from stdl_engine.kernels.lif import lif_step_
 
-STEPS = [lif_step, lif_step_]
+from .every_neuron import ALIF, NEURONS, every_neuron
 
-steps = pytest.mark.parametrize("step", STEPS)
+steps = pytest.mark.parametrize("step", [f"{neuron}_{form}" for neuron in NEURONS for form in ("step", "step_")])
+resetting_steps = pytest.mark.parametrize("step", ["lif_step", "lif_step_", "plif_step", "plif_step_"])
+decaying_steps = pytest.mark.parametrize("step", ["lif_step", "lif_step_", "alif_step", "alif_step_"])
 backends = pytest.mark.parametrize("backend", ["auto", "cpu", "reference"])
 
 
-def refuses(error: type[Exception], message: str, call, *args, **options) -> None:
+def call(step: str, x: torch.Tensor, state: torch.Tensor, **options):
+    """A function by its name, with the same state as often as it takes one."""
+    (neuron,) = (neuron for neuron in NEURONS if step in (f"{neuron}_step", f"{neuron}_step_"))
+    learned = [torch.zeros(1, device=x.device)] if neuron.learned else []
+    states = [state.detach().clone().requires_grad_(state.requires_grad) for _ in range(neuron.states)]
+    return (neuron.step_ if step.endswith("_") else neuron.step)(x, *states, *learned, **options)
+
+
+def refuses(error: type[Exception], message: str, step, *args, **options) -> None:
     with pytest.raises(error) as raised:
-        call(*args, **options)
+        call(step, *args, **options) if isinstance(step, str) else step(*args, **options)
     assert str(raised.value) == message
     assert message.count(". ") == 0, "one sentence"
 
@@ -85,7 +95,7 @@ def test_threshold(step, backend, threshold):
     refuses(ValueError, message, step, zeros(), zeros(), threshold=threshold, backend=backend)
 
 
-@steps
+@decaying_steps
 @backends
 @pytest.mark.parametrize("decay", [-0.1, 1.1, float("nan"), float("inf")])
 def test_decay(step, backend, decay):
@@ -93,7 +103,7 @@ def test_decay(step, backend, decay):
     refuses(ValueError, message, step, zeros(), zeros(), decay=decay, backend=backend)
 
 
-@steps
+@resetting_steps
 @backends
 def test_unknown_reset(step, backend):
     message = "unknown reset 'zero': pass one of soft, hard, none."
@@ -133,12 +143,13 @@ def test_cpu_backend_elsewhere(step):
         refuses(ValueError, message, step, zeros(device="cuda"), zeros(device="cuda"), backend="cpu")
 
 
+@every_neuron
 @pytest.mark.parametrize("backend", ["cpu", "triton"])
-def test_where_only_shapes_are_asked_for_any_backend_will_do(backend):
-    spikes, m = lif_step(zeros(device="meta"), zeros(device="meta"), backend=backend)
-    assert spikes.shape == m.shape == (3,)
+def test_where_only_shapes_are_asked_for_any_backend_will_do(neuron, backend):
+    found = call(f"{neuron}_step", zeros(device="meta"), zeros(device="meta"), backend=backend)
+    assert all(t.shape == (3,) for t in found)
     with FakeTensorMode():
-        assert lif_step(zeros(), zeros(), backend=backend)[0].shape == (3,)
+        assert call(f"{neuron}_step", zeros(), zeros(), backend=backend)[0].shape == (3,)
 
 
 def test_device_without_kernels():
@@ -156,10 +167,15 @@ def test_float64_in_triton(step, device, backend, monkeypatch):
         refuses(TypeError, message, step, x, m, backend=backend)
 
 
+@every_neuron
 @backends
-def test_online_state_that_wants_a_gradient(backend):
-    message = "lif_step_ writes over its state, which must not require a gradient: pass m.detach(), or use lif_step."
-    refuses(ValueError, message, lif_step_, zeros(), zeros(requires_grad=True), backend=backend)
+def test_online_state_that_wants_a_gradient(neuron, backend):
+    state, detached = ("states", "them detached") if neuron is ALIF else ("state", "m.detach()")
+    message = (
+        f"{neuron}_step_ writes over its {state}, which must not require a gradient: pass {detached}, or use "
+        f"{neuron}_step."
+    )
+    refuses(ValueError, message, f"{neuron}_step_", zeros(), zeros(requires_grad=True), backend=backend)
 
 
 @backends

@@ -5,6 +5,8 @@ import torch
 
 from stdl_engine.kernels.lif import lif_step, lif_step_
 
+from .every_neuron import LIF, PLIF
+
 INPUT = [0.75, 0.75, 0.75, 1.5, 0.0]
 TRACES = {
     # fires at 1.125 and 1.90625, which leaves 0.125 and 0.90625:
@@ -20,15 +22,19 @@ TRACES = {
 
 
 @pytest.mark.parametrize("reset", TRACES)
-@pytest.mark.parametrize("online", [False, True], ids=["bptt", "online"])
-def test_trace(backend, online, reset):
-    options = {"decay": 0.5, "threshold": 1.0, "reset": reset, "reset_value": 0.25, "backend": backend}
+@pytest.mark.parametrize("way", ["exact", "online", "over"])
+@pytest.mark.parametrize("neuron", [LIF, PLIF], ids=str)
+def test_trace(backend, neuron, way, reset):
+    """sigmoid(0) is ½, so PLIF has the same."""
+    options = {"threshold": 1.0, "reset": reset, "reset_value": 0.25, "backend": backend}
+    options |= {"online": True} if way == "online" else {}
+    learned, options = ([torch.zeros(())], options) if neuron.learned else ([], options | {"decay": 0.5})
     m, membranes, fired = torch.zeros(1), [], []
     for x in INPUT:
-        if online:
-            spikes = lif_step_(torch.tensor([x]), m, **options)
+        if way == "over":
+            spikes = neuron.step_(torch.tensor([x]), m, *learned, **options)
         else:
-            spikes, m = lif_step(torch.tensor([x]), m, **options)
+            spikes, m = neuron.step(torch.tensor([x]), m, *learned, **options)
         membranes.append(m.item())
         fired.append(spikes.item())
     assert (membranes, fired) == TRACES[reset]

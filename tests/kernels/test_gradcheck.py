@@ -1,27 +1,46 @@
-"""The smooth part of the step, membrane to membrane, against finite differences."""
+"""The smooth part of a step, states to states, against finite differences."""
 
 import pytest
 import torch
 from torch.autograd import gradcheck
 
 from stdl_engine.kernels.lif import lif_step
+from stdl_engine.kernels.surrogate import Triangle
+
+from .every_neuron import ALIF, NEURONS, random
+
+# ALIF's reset takes away a level that depends on the adaptation, so it is smooth only with the reset attached.
+SMOOTH = [
+    (neuron, variant)
+    for neuron in NEURONS
+    for variant, options in neuron.variants.items()
+    if options.get("detach_reset", False) != (neuron is ALIF)
+]
 
 
-@pytest.mark.parametrize("reset", ["soft", "hard", "none"])
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_membrane_gradient(backend, reset):
-    """With the reset detached the membrane is linear in its past, on each side of the threshold."""
-    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    away = torch.rand(3, 5, dtype=torch.float64) + 0.1
-    m_prev = (1.0 + away * torch.randn(3, 5).sign()).requires_grad_()
-    assert (m_prev >= 1).any()
-    assert (m_prev < 1).any()
+@pytest.mark.parametrize(("neuron", "variant"), SMOOTH, ids=str)
+def test_gradient_of_the_states(backend, neuron, variant):
+    """But for what goes by way of spikes, they are smooth in input, past and decay on each side of the threshold."""
+    given = random(neuron, (3, 5), torch.float64)
+    level = neuron.level(neuron.options, *given.states[1:])
+    away = (torch.rand(3, 5, dtype=torch.float64) + 0.5) * torch.randn(3, 5).sign()
+    assert (away > 0).any()
+    assert (away < 0).any()
+    given = given._replace(states=(level + away, *given.states[1:])).leaves()
+    options = neuron.options | neuron.variants[variant] | {"backend": backend}
+    options["surrogate"] = Triangle(0.1)  # 0 where the membranes are
+    assert gradcheck(lambda *operands: neuron.step(*operands, **options)[1:], given.operands)
 
-    def membrane(x, m_prev):
-        options = {"reset": reset, "reset_value": 0.3, "detach_reset": True, "backend": backend}
-        return lif_step(x, m_prev, decay=0.7, scale=1.3, **options)[1]
 
-    assert gradcheck(membrane, (x, m_prev))
+@pytest.mark.parametrize("scale_by_decay", [False, True])
+def test_gradient_of_the_reference_of_a_learned_decay(scale_by_decay):
+    for neuron in NEURONS:
+        if neuron.learned:
+            given = random(neuron, (7,), torch.float64)
+            given.states[0].add_(0.1 * (given.states[0] >= neuron.options["threshold"]))  # not at the kink
+            options = neuron.options | {"scale_by_decay": scale_by_decay, "detach_reset": True, "backend": "reference"}
+            assert gradcheck(lambda *a, n=neuron, o=options: n.step(*a, **o)[1], given.leaves().operands)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])

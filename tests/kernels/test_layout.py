@@ -1,12 +1,14 @@
 """Layouts: any strides give the right numbers, and operands that share a dense layout are used where they are."""
 
+import itertools
+
 import pytest
 import torch
 
 from stdl_engine.kernels import layout, steps
-from stdl_engine.kernels.lif import lif_step_, reference
 
-from .compare import Case, assert_equal, assert_same, run, run_online
+from .compare import assert_equal
+from .every_neuron import LIF, WAYS, assert_same, every_neuron, random, run
 
 SHAPE = (2, 6, 5, 4)
 
@@ -35,49 +37,75 @@ def copies(monkeypatch) -> list[bool]:
 
 @pytest.mark.parametrize("of_state", LAYOUTS)
 @pytest.mark.parametrize("of_input", LAYOUTS)
-def test_any_strides(target, of_input, of_state):
-    plain = Case.random(SHAPE, torch.float32, target.device)
-    case = Case(*(LAYOUTS[name](t) for name, t in zip([of_input, of_state, of_state, of_input], plain, strict=True)))
-    assert_same(run(case, target), run(plain))
-    if of_state != "sliced":  # a state with gaps is refused
-        assert_same(run_online(case, target), run_online(plain))
+@every_neuron
+def test_any_strides(target, neuron, of_input, of_state):
+    plain = random(neuron, SHAPE, device=target.device)
+    given = plain.map_neurons(LAYOUTS[of_state])
+    given = given._replace(x=LAYOUTS[of_input](plain.x), grad_spikes=LAYOUTS[of_input](plain.grad_spikes))
+    for way in WAYS if of_state != "sliced" else WAYS[:2]:  # a state with gaps is not written over
+        assert_same(run(neuron, given, target, way), run(neuron, plain, None, way))
 
 
+@every_neuron
+def test_states_in_several_orders(target, neuron):
+    """Each tensor in an order of its own, where the states are new; only the input's, where they are written over."""
+    plain, orders = random(neuron, SHAPE, device=target.device), itertools.cycle(LAYOUTS.values())
+    for _ in LAYOUTS:
+        given = plain.map_neurons(lambda t: next(orders)(t))
+        assert_same(run(neuron, given, target), run(neuron, plain, None))
+        given = plain._replace(x=given.x, grad_spikes=given.grad_spikes)
+        assert_same(run(neuron, given, target, "over"), run(neuron, plain, None, "over"))
+
+
+@every_neuron
 @pytest.mark.parametrize("name", ["channels_last", "permuted", "offset"])
-def test_shared_layout_is_kept_without_a_copy(target, copies, name):
-    case = Case.random(SHAPE, torch.float32, target.device).map(LAYOUTS[name])
-    for result in (run(case, target), run_online(case, target)):
-        for t in result:
-            assert t is None or t.stride() == case.x.stride()
-    assert len(copies) == 1 + 3 + 2 + 1  # the operands of two forwards and two backwards, the pattern itself apart
+def test_shared_layout_is_kept_without_a_copy(target, neuron, copies, name):
+    given = random(neuron, SHAPE, device=target.device).map_neurons(LAYOUTS[name])
+    for way in WAYS:
+        for t in run(neuron, given, target, way).tensors():
+            assert t.stride() == given.x.stride()
+    assert len(copies) > len(WAYS)
     assert not any(copies)
 
 
-def test_strides_of_single_elements_do_not_matter(target, copies):
+def test_operands_that_could_be_copied(target, copies):
+    """The operands of two forwards and two backwards of LIF, the pattern itself apart."""
+    given = random(LIF, SHAPE, device=target.device)
+    run(LIF, given, target)
+    run(LIF, given, target, "over")
+    assert len(copies) == 1 + 3 + 2 + 1
+
+
+@every_neuron
+def test_strides_of_single_elements_do_not_matter(target, neuron, copies):
     """A convolution may give a batch of one, or one channel, any stride there."""
-    case = Case.random((1, 3, 1, 5), torch.float32, target.device)
-    odd = case.map(lambda t: t.as_strided(t.shape, (999, 5, 77, 1)))
-    assert_same(run(odd._replace(x=case.x), target), run(case))
-    assert_same(run(case._replace(x=odd.x), target), run(case))
+    given = random(neuron, (1, 3, 1, 5), device=target.device)
+    odd, right = given.map_neurons(lambda t: t.as_strided(t.shape, (999, 5, 77, 1))), run(neuron, given, None)
+    assert_same(run(neuron, odd._replace(x=given.x), target), right)
+    assert_same(run(neuron, given._replace(x=odd.x), target), right)
     assert not any(copies)
 
 
-def test_expanded_input(target):
+@every_neuron
+def test_expanded_input(target, neuron):
     """Stride 0, as the gradient of a sum has it."""
     x = torch.randn(1, 5, device=target.device).expand(4, 5)
-    case = Case.random((4, 5), torch.float32, target.device)._replace(x=x, grad_spikes=-x)
-    assert_same(run(case, target), run(case))
-    assert_same(run_online(case, target), run_online(case))
+    given = random(neuron, (4, 5), device=target.device)._replace(x=x, grad_spikes=-x)
+    for way in WAYS:
+        assert_same(run(neuron, given, target, way), run(neuron, given, None, way))
 
 
-def test_online_state_is_updated_where_it_is(target):
+@every_neuron
+def test_online_state_is_updated_where_it_is(target, neuron):
     """A state that is a view: its memory changes, its neighbours do not."""
-    buffer = torch.zeros(3, 10, device=target.device)
-    x = torch.randn(10, device=target.device)
-    expected = torch.zeros_like(x)
-    reference.lif_step_(x, expected)
-    lif_step_(x, buffer[1], backend=target.backend)
-    assert_equal(buffer, torch.stack([torch.zeros_like(x), expected, torch.zeros_like(x)]))
+    given = random(neuron, (10,), device=target.device)
+    right = run(neuron, given, None, "over")
+    buffers = [torch.zeros(3, 10, device=target.device) for _ in given.states]
+    for buffer, state in zip(buffers, given.states, strict=True):
+        buffer[1] = state
+    neuron.step_(given.x, *(buffer[1] for buffer in buffers), *given.learned, backend=target.backend, **neuron.options)
+    for buffer, expected in zip(buffers, right.states, strict=True):
+        assert_equal(buffer, torch.stack([torch.zeros_like(expected), expected, torch.zeros_like(expected)]))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -7,9 +7,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from stdl_engine.kernels.lif import lif_step, lif_step_
+from stdl_engine.kernels.lif import lif_step
 
-from .compare import Case
+from .every_neuron import every_neuron, every_way, random
 
 ADVANCED = r"advanced or changed before that step's backward: call backward\(\) after every time step"
 
@@ -32,59 +32,65 @@ class Saved:
     def __exit__(self, *error):
         self._hooks.__exit__(*error)
 
+    def maps(self):
+        """The sizes of all that is more than one number, which is what a learned decay is."""
+        return [size for size in self.storages.values() if size > 4]
 
+
+@every_neuron
 @pytest.mark.parametrize("steps", [1, 3, 6])
 @pytest.mark.parametrize("first_wants_gradient", [False, True])
-def test_bptt_keeps_one_map_a_step(target, steps, first_wants_gradient):
+def test_bptt_keeps_one_map_a_step_and_state(target, neuron, steps, first_wants_gradient):
     n = 1000
-    m = torch.zeros(n, device=target.device, requires_grad=first_wants_gradient)
+    given = random(neuron, (n,), device=target.device).leaves(past=first_wants_gradient)
+    states = given.states
     with Saved() as saved:
         for _ in range(steps):
-            _, m = lif_step(torch.randn(n, device=target.device, requires_grad=True), m, backend=target.backend)
-    assert set(saved.storages.values()) == {4 * n}
-    assert len(saved.storages) == steps + first_wants_gradient  # and the state before the first step, if it is wanted
+            x = torch.randn(n, device=target.device, requires_grad=True)
+            _, *states = neuron.step(x, *states, *given.learned, backend=target.backend)
+    # And the states before the first step, if their gradient or that of a decay is wanted.
+    assert saved.maps() == [4 * n] * neuron.states * (steps + (first_wants_gradient or neuron.learned))
 
 
-def test_bptt_keeps_neither_input_nor_spikes(target):
-    leaf = torch.randn(1000, device=target.device, requires_grad=True)
-    x = leaf + 1
-    spikes, m = lif_step(x, torch.zeros_like(leaf), backend=target.backend)
+@every_neuron
+@every_way
+def test_keeps_neither_input_nor_spikes(target, neuron, way):
+    given = random(neuron, (1000,), device=target.device).leaves(past=way == "exact")
+    x, options = given.x + 1, {"backend": target.backend}
+    if way == "over":
+        spikes = neuron.step_(x, *given.states, *given.learned, **options)
+    else:
+        spikes, *_ = neuron.step(x, *given.states, *given.learned, **options, online=way == "online")
+    expected = torch.autograd.grad(spikes, given.x, given.grad_spikes, retain_graph=True)[0]
+    consumed = spikes + 1  # a sum saves nothing either
     dead = [StorageWeakRef(t.untyped_storage()) for t in (x, spikes)]
     del x, spikes
     gc.collect()
     assert all(ref.expired() for ref in dead)
-    m.backward(torch.ones_like(m))
+    assert torch.equal(torch.autograd.grad(consumed, given.x, given.grad_spikes)[0], expected)
 
 
-def test_online_saves_nothing(target):
-    leaf, m = torch.randn(1000, device=target.device, requires_grad=True), torch.zeros(1000, device=target.device)
+@every_neuron
+def test_online_saves_nothing(target, neuron):
+    """Nothing but the past for the gradient of a learned decay."""
+    given = random(neuron, (1000,), device=target.device).leaves(past=False)
     with Saved() as saved:
-        spikes = lif_step_(leaf, m, backend=target.backend)
+        spikes = neuron.step_(*given.operands, backend=target.backend)
+    assert saved.maps() == [4000] * neuron.learned
+    if neuron.learned:
+        return
     assert not saved.storages
     node = spikes.grad_fn
     assert not [name for name in dir(node) if name.startswith("_saved_")]
     assert node.saved_tensors == ()
 
 
-def test_online_keeps_neither_input_nor_spikes(target):
-    leaf, m = torch.randn(1000, device=target.device, requires_grad=True), torch.zeros(1000, device=target.device)
-    x = leaf + 1
-    spikes = lif_step_(x, m, backend=target.backend)
-    upstream = torch.randn(1000, device=target.device)
-    expected = torch.autograd.grad(spikes, leaf, upstream, retain_graph=True)[0]
-    consumed = spikes + 1  # a sum saves nothing either
-    dead = [StorageWeakRef(t.untyped_storage()) for t in (x, spikes)]
-    del x, spikes
-    gc.collect()
-    assert all(ref.expired() for ref in dead)
-    assert torch.equal(torch.autograd.grad(consumed, leaf, upstream)[0], expected)
-
-
-def test_online_graph_dies_with_the_spikes():
+@every_neuron
+def test_online_graph_dies_with_the_spikes(neuron):
     """No cycle of references waits for the garbage collector."""
-    leaf, m = torch.randn(10, requires_grad=True), torch.zeros(10)
-    x = leaf + 1
-    spikes = lif_step_(x, m)
+    given = random(neuron, (10,)).leaves(past=False)
+    x = given.x + 1
+    spikes = neuron.step_(x, *given.states, *given.learned)
     dead = [StorageWeakRef(t.untyped_storage()) for t in (x, spikes)]
     gc.disable()
     try:
@@ -94,30 +100,34 @@ def test_online_graph_dies_with_the_spikes():
         gc.enable()
 
 
-def advance(m, backend):
-    lif_step_(torch.full_like(m, 3.0), m, backend=backend)
+def advance(step, *states):
+    step(torch.full_like(states[0], 3.0), *states)
 
 
-def advance_without_gradient(m, backend):
+def advance_without_gradient(step, *states):
     with torch.no_grad():
-        advance(m, backend)
+        advance(step, *states)
 
 
-def advance_in_inference_mode(m, backend):
+def advance_in_inference_mode(step, *states):
     with torch.inference_mode():
-        advance(m, backend)
+        advance(step, *states)
 
 
-def advance_with_gradient(m, backend):
-    lif_step_(torch.full_like(m, 3.0).requires_grad_(), m, backend=backend)
+def advance_with_gradient(step, *states):
+    step(torch.full_like(states[0], 3.0).requires_grad_(), *states)
 
 
-def advance_a_view(m, backend):
-    lif_step_(torch.full((5,), 3.0, device=m.device), m[:5], backend=backend)
+def advance_a_view(step, *states):
+    advance(step, *(state[:5] for state in states))
 
 
-def change(m, backend):
-    m.zero_()
+def change(step, *states):
+    states[0].zero_()
+
+
+def change_the_last(step, *states):
+    states[-1].add_(1)
 
 
 @pytest.mark.parametrize(
@@ -129,42 +139,43 @@ def change(m, backend):
         advance_with_gradient,
         advance_a_view,
         change,
+        change_the_last,
     ],
 )
-def test_backward_after_the_state_moved_on_raises(target, move_on):
-    case = Case.random((37,), torch.float32, target.device)
-    m = case.m_prev
-    spikes = lif_step_(case.x.requires_grad_(), m, backend=target.backend)
-    move_on(m, target.backend)
-    with pytest.raises(RuntimeError, match=ADVANCED):
-        spikes.backward(case.grad_spikes)
+@every_neuron
+def test_backward_after_the_state_moved_on_raises(target, neuron, move_on):
+    given = random(neuron, (37,), device=target.device).leaves(past=False)
+    spikes = neuron.step_(*given.operands, backend=target.backend)
+    move_on(lambda x, *states: neuron.step_(x, *states, *given.learned, backend=target.backend), *given.states)
+    with pytest.raises(RuntimeError, match=f"the state of an online {neuron.name.upper()} step was {ADVANCED}"):
+        spikes.backward(given.grad_spikes)
 
 
-def test_backward_step_by_step(target):
-    m = torch.zeros(37, device=target.device)
+@every_neuron
+def test_backward_step_by_step(target, neuron):
+    states = [torch.zeros(37, device=target.device) for _ in range(neuron.states)]
     for _ in range(3):
-        case = Case.random((37,), torch.float32, target.device)
-        lif_step_(case.x.requires_grad_(), m, backend=target.backend).backward(case.grad_spikes)
-        assert case.x.grad.abs().sum() > 0
+        given = random(neuron, (37,), device=target.device).leaves(past=False)
+        neuron.step_(given.x, *states, *given.learned, backend=target.backend).backward(given.grad_spikes)
+        assert given.x.grad.abs().sum() > 0
 
 
-def test_backward_twice_before_the_state_moves_on(target):
-    case = Case.random((37,), torch.float32, target.device)
-    spikes = lif_step_(case.x.requires_grad_(), case.m_prev, backend=target.backend)
-    once, twice = (torch.autograd.grad(spikes, case.x, case.grad_spikes, retain_graph=True)[0] for _ in range(2))
+@every_neuron
+def test_backward_twice_before_the_state_moves_on(target, neuron):
+    given = random(neuron, (37,), device=target.device).leaves(past=False)
+    spikes = neuron.step_(*given.operands, backend=target.backend)
+    once, twice = (torch.autograd.grad(spikes, given.x, given.grad_spikes, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(once, twice)
 
 
-@pytest.mark.parametrize("online", [False, True], ids=["bptt", "online"])
-def test_second_derivative_is_refused(target, online):
-    case = Case.random((5,), torch.float32, target.device)
-    x = case.x.requires_grad_()
-    upstream = case.grad_spikes.requires_grad_()
-    if online:
-        spikes = lif_step_(x, case.m_prev, backend=target.backend)
-    else:
-        spikes, _ = lif_step(x, case.m_prev, backend=target.backend)
-    (first,) = torch.autograd.grad(spikes, x, upstream, create_graph=True)
+@every_neuron
+@pytest.mark.parametrize("over", [False, True], ids=["exact", "over"])
+def test_second_derivative_is_refused(target, neuron, over):
+    given = random(neuron, (5,), device=target.device).leaves(past=False)
+    upstream = given.grad_spikes.requires_grad_()
+    result = (neuron.step_ if over else neuron.step)(*given.operands, backend=target.backend)
+    spikes = result if over else result[0]
+    (first,) = torch.autograd.grad(spikes, given.x, upstream, create_graph=True)
     with pytest.raises(RuntimeError, match='no second derivative: pass backend="reference" to differentiate twice'):
         torch.autograd.grad(first, upstream, torch.ones_like(first))
 

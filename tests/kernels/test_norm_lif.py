@@ -21,6 +21,7 @@ from stdl_engine.kernels.norm_lif.operands import INVERSE, MEAN
 from stdl_engine.kernels.norm_lif.sums import attach, sums_of
 
 from .compare import TARGETS
+from .every_neuron import PLIF
 
 LAST = torch.channels_last
 SURROGATE = "triangle"
@@ -202,8 +203,8 @@ class TestOnePass:
     @pytest.mark.parametrize("steps", [1, 3])
     @pytest.mark.parametrize("online", [False, True], ids=["exact", "online"])
     def test_a_learned_decay(self, steps, online):
-        for reset, scaled in itertools.product(RESETS, (False, True)):
-            check(steps=steps, groups=steps, online=online, learned=True, scale_by_decay=scaled, **reset)
+        for options in PLIF.variants.values():
+            check(steps=steps, groups=steps, online=online, learned=True, **options)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("adds", ["", "map", "bits"])

@@ -9,7 +9,7 @@ from stdl_engine.kernels.operators import Operator
 from stdl_engine.kernels.steps import Call, Wanted
 
 from .compare import on_targets_and_dtypes
-from .every_neuron import ALIF, LIF, PLIF, every_neuron, random
+from .every_neuron import ALIF, LIF, PLIF, choices, every_neuron, random
 
 wants_gradient = pytest.mark.parametrize("requires_grad", [False, True], ids=["constant", "gradient"])
 STEP = Call(sequence=False, online=False, keep=False, keep_first=False, pack=True)
@@ -57,7 +57,9 @@ def test_opcheck_of_an_online_step(target, neuron, in_place, over):
 @on_targets_and_dtypes(lambda target, dtype: target.takes(dtype) and dtype != torch.float32)
 def test_opcheck_of_other_dtypes(target, dtype):
     given = operands(LIF, random(LIF, (3, 5), dtype, target.device), past=True)
-    check(LIF.operators.fresh, *given, LIF.kernel_options._replace(backend=target.backend), STEP)
+    choice = next(one for one in choices(LIF) if one.dtype == dtype)
+    options = LIF.kernel_options._replace(backend=target.backend, **LIF.variants[choice.variant])
+    check(LIF.operators.fresh, *given, options, STEP)
 
 
 @every_neuron
