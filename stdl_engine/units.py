@@ -155,7 +155,8 @@ class ResidualBlock(Unit):
 
     def pieces(self) -> tuple[Piece, ...]:
         first = self.conv1, self.norm1, self.neuron1
-        second = tuple(module for module in self.children() if module not in first)
+        names = "conv1", "norm1", "neuron1"  # a layer that has another name too is in both pieces
+        second = tuple(layer for name, layer in self._modules.items() if layer is not None and name not in names)
         return (
             Piece(self.first_half, first, reads_carried=True, ends_in=self.neuron1),
             Piece(self.second_half, second, takes=(1, 0), reads_carried=True, ends_in=self.last_neuron),

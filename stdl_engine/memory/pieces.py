@@ -32,7 +32,7 @@ class Piece:
 
     Attributes:
         run: computes the output from the inputs: a tensor, or spikes of which only the bits were written (`fire`).
-        modules: the layers that it runs; between them the pieces of a unit have each layer of the unit once.
+        modules: the layers that it runs; between them the pieces of a unit have every layer of the unit.
         takes: its inputs by number: 0 is the input of the unit, n the output of the unit's n-th piece.
         reads_carried: whether `run` is given inputs as `Carried` and makes them dense itself, at the moment it needs
             them. Otherwise it is given tensors.

@@ -45,6 +45,19 @@ def test_every_rule(rule):
     assert_recomputing_changes_nothing(rule, batches(2), ways=("all", "twice"))
 
 
+@pytest.mark.parametrize("rule", ["bptt", "sltt"])
+def test_a_batch_norm_in_both_halves_of_a_block(rule):
+    def model():
+        torch.manual_seed(1)
+        block = ResidualBlock(8, 8)
+        block.norm2 = block.norm1
+        return nn.Sequential(ConvUnit(3, 8), block, Head(8, 10))
+
+    (_, plain, _), (_, again, _) = (trained(rule, batches(1), model, recompute=way) for way in ("none", "all"))
+    tracked = "model.1.norm1.num_batches_tracked"
+    assert plain[tracked] == again[tracked] == 2 * T
+
+
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "resnet18"])
 @pytest.mark.parametrize("rule", ["bptt", "stdl"])
 def test_every_model(rule, name):
