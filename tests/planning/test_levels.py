@@ -63,7 +63,7 @@ def test_real_tensors_peak_at_the_predicted_byte(kind, network):
         rule = kind(network(), SGD, x, budget=budget, steps=T)
         found = measure(rule, x, y, T).peak_bytes
         assert found <= budget
-        assert found == predict(kind, network(), SGD, x, T, budget=budget, steps=T).peak_bytes
+        assert found == predict(kind, network(), SGD, x, T, plan=rule.plan).peak_bytes
 
 
 @pytest.mark.parametrize("way", ["all", "twice"])

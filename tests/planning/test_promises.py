@@ -30,19 +30,31 @@ def made(network, layout, precision="fp32", sequence=False, share=0.8, optimizer
 
 
 CHOICES = ((convolutional, counting), tuple(LAYOUTS), ("fp32", "bf16"), ("lean", "paper"), (False, True))
-HALF = [choice for choice in itertools.product(*CHOICES) if sum(map(tuple.index, CHOICES, choice)) % 2 == 0]
-"""Half of all combinations, in which any four of the five choices meet in every way."""
+COVERING = [
+    (network, layout, precision, memory, sequence)
+    for network, layout, precision, memory, sequence in itertools.product(*CHOICES)
+    if ((network is counting) + (layout == "channels_last") + (memory == "paper")) % 2 == 0
+    and ((network is counting) + (precision == "bf16") + sequence) % 2 == 0
+]
+"""A quarter of all combinations, in which any two of the five choices meet in every way."""
 
 
-@pytest.mark.parametrize(("network", "layout", "precision", "memory", "sequence"), HALF)
+@pytest.mark.parametrize(("network", "layout", "precision", "memory", "sequence"), COVERING)
 def test_real_tensors_keep_to_it(network, layout, precision, memory, sequence):
     rule, x = made(network, layout, precision, sequence, memory=memory)
     x = torch.stack([x] * T) if sequence else x
     assert measure(rule, x, torch.randint(10, (BATCH,)), T).peak_bytes <= rule.budget.size
 
 
-@pytest.mark.parametrize("neuron", [FusedLIF, FusedPLIF, FusedALIF])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("neuron", "layout"),
+    [
+        (FusedLIF, "contiguous"),
+        (FusedLIF, "channels_last"),
+        (FusedPLIF, "channels_last"),
+        (FusedALIF, "contiguous"),
+    ],
+)
 def test_every_neuron(neuron, layout):
     rule, x = made(lambda: residual(neuron), layout, optimizer=ADAMW)
     assert measure(rule, x, torch.randint(10, (BATCH,)), T).peak_bytes <= rule.budget.size

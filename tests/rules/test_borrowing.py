@@ -26,12 +26,12 @@ def own_loop(model, x, y):
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("memory", ["lean", "paper"])
 @pytest.mark.parametrize("first", RULES)
 @pytest.mark.parametrize("second", RULES)
-def test_two_rules_take_turns_on_one_model(first, second, memory):
-    """Each trains as it would alone on a model that is as the other has left it."""
+def test_two_rules_take_turns_on_one_model(first, second):
+    """Each trains as it would alone on a model that is as the other has left it; half of the pairs in either memory."""
     x, y = batch()
+    memory = "paper" if (list(RULES).index(first) + list(RULES).index(second)) % 2 else "lean"
     shared, alone = small(), small()
     one, two = (make(name, shared, x, memory=memory) for name in (first, second))
     one.step(x, y, T)

@@ -178,10 +178,15 @@ def test_layers_are_given_back(monkeypatch):
     assert not any("samples" in vars(m) for m in model.modules() if isinstance(m, nn.BatchNorm2d))
 
 
-@pytest.mark.parametrize("neuron", [FusedLIF, FusedPLIF, FusedALIF])
-@pytest.mark.parametrize("frames", [0, T], ids=["image", "sequence"])
-@pytest.mark.parametrize(("rule", "options"), [(STDL, {"budget": 0.6}), (SLTT, {"recompute": "all"}), (BPTT, {})])
-def test_the_peak_is_the_predicted_one(rule, options, frames, neuron):
+WAYS = [(STDL, {"budget": 0.6}), (SLTT, {"recompute": "all"}), (BPTT, {})]
+KINDS = [FusedLIF, FusedPLIF, FusedALIF]
+
+
+@pytest.mark.parametrize("neuron", range(3), ids=[kind.__name__ for kind in KINDS])
+@pytest.mark.parametrize("way", range(3), ids=[rule.__name__ for rule, _ in WAYS])
+def test_the_peak_is_the_predicted_one(way, neuron):
+    """Of an image and of a sequence, in turn: every rule and every neuron has both."""
+    (rule, options), neuron, frames = WAYS[way], KINDS[neuron], T if (way + neuron) % 2 else 0
     x, y = data(frames, torch.float32, count=4)
     sample, model = (x[0] if frames else x), network(neuron, torch.float32)
     predicted = predict(rule, model, sgd, sample, T, sequence=bool(frames), chunk=2, **options)
@@ -209,7 +214,7 @@ def test_as_many_together_as_a_budget_lets(name):
     need = {size: RULES[name](model, sgd, x, steps=4, chunk=size, **({"budget": 1.0} if name == "stdl" else {}))
             for size in (1, 2, 4)}  # fmt: skip
     peaks = {size: measure(rule, x, y, 4).peak_bytes for size, rule in need.items()}
-    for budget in (peaks[1], peaks[2], peaks[4], 10 * peaks[4]):
+    for budget in (peaks[1], peaks[2], 2 * peaks[4]):
         rule = RULES[name](model, sgd, x, steps=4, chunk="auto", budget=budget)
         assert measure(rule, x, y, 4).peak_bytes <= budget
         assert rule.plan.chunk >= max(size for size, peak in peaks.items() if peak <= budget)

@@ -14,7 +14,7 @@ from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock
 from .nets import adamw, assert_same, assert_same_results, batches, make, numbers, sgd, small, train, unchanged
 
 
-def trained(rule: str, name: str, memory: str, optimizer=sgd, steps: int = 5, **options):
+def trained(rule: str, name: str, memory: str, optimizer=sgd, steps: int = 3, **options):
     data = batches(steps, name, frames=options.pop("frames", 0))
     inputs, weights = options.pop("layouts", (torch.contiguous_format, torch.contiguous_format))
     data = [(x.contiguous(memory_format=inputs) if x.ndim == 4 else x, y) for x, y in data]
@@ -28,7 +28,7 @@ def trained(rule: str, name: str, memory: str, optimizer=sgd, steps: int = 5, **
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("rule", RULES)
-def test_after_five_steps(rule, name):
+def test_after_three_steps(rule, name):
     before, lean, results = trained(rule, name, "lean")
     again, paper, plain_results = trained(rule, name, "paper")
     assert_same(before, again)
