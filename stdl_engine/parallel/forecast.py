@@ -143,16 +143,18 @@ def _too_much(budget: Budget, stages: Sequence[StageForecast], ways: int) -> str
     def words(size: int) -> str:
         return format_bytes(size, budget.binary)
 
-    excesses = []
+    excesses, remedy = [], "use more stages, or a larger budget"
     for number, stage in enumerate(stages, 1):
         if (excess := stage.rank_bytes - budget.size) > 0:
             flight = f", {words(stage.in_flight_bytes)} of it in flight" if stage.in_flight_bytes else ""
             taken = f"{words(stage.rank_bytes)}{flight}, which is {words(excess)} too much"
             excesses.append(f"stage {number} ({stage_name(stage.subnetworks)}) takes {taken}")
+            if len(stage.subnetworks) == 1:
+                remedy = "use a larger budget, or a smaller batch"  # a single subnetwork cannot be spread
     tried = "the way that was tried" if ways == 1 else f"the best of {ways} ways that were tried"
     return (
         f"the subnetworks do not fit onto {len(stages)} stages within {words(budget.size)} per rank: in {tried} "
-        f"{' and '.join(excesses)}: use more stages, or a larger budget."
+        f"{' and '.join(excesses)}: {remedy}."
     )
 
 

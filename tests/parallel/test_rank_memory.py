@@ -116,3 +116,7 @@ def test_nothing_fits(rule, ways):
     with pytest.raises(OverBudget, match=sentence + r".*: use more stages, or a larger budget\.$"):
         stages_of(budgeted(rule, least - 1), 3)
     stages_of(rule, 4)  # more stages help
+    with pytest.raises(
+        OverBudget, match=r"stage 1 \(subnetwork 1\) takes .*: use a larger budget, or a smaller batch\.$"
+    ):
+        stages_of(budgeted(rule, 1000), len(rule.subnetworks))
