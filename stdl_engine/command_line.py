@@ -18,7 +18,7 @@ import tyro
 
 from .extras import MissingExtra
 from .planning.budgets import format_bytes
-from .recipes import Recipe, check_names
+from .recipes import Recipe, by_names_of_today, check_names
 from .settings import SettingError, checked
 from .stopping import Stopped, StopSignals
 
@@ -152,6 +152,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"the config {path} holds a {type(values).__name__}: it must hold settings by name.")
     try:
+        values = by_names_of_today(values)
         check_names(values)
         return checked(Recipe, values)
     except ValueError as error:

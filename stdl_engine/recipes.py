@@ -222,11 +222,21 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
     """A recipe from what `as_dict` wrote; missing settings get their defaults, if they have any."""
+    values = by_names_of_today(values)
     check_names(values)
     missing = [field.name for field in fields(Recipe) if field.name not in values and not hasattr(Recipe, field.name)]
     if missing:
         raise ValueError(f"a recipe needs {', '.join(missing)} too: add what is missing.")
     return Recipe(**values)
+
+
+def by_names_of_today(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an older run, in which `malloc` was `tight_malloc`."""
+    values = dict(values)
+    if isinstance(tight := values.get("tight_malloc"), bool) and "malloc" not in values:
+        del values["tight_malloc"]
+        values["malloc"] = "tight" if tight else "system"
+    return values
 
 
 def check_names(names: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stdl_engine.building import build_network
+from stdl_engine.command_line import read_config
 from stdl_engine.data import DATASETS
 from stdl_engine.models import MODELS
 from stdl_engine.recipes import RECIPES, as_dict, by_rule, find, from_dict
@@ -128,6 +129,17 @@ def test_settings_that_are_none():
         from_dict({**as_dict(RECIPES["digits"]), "learning_rate": 1})
     with pytest.raises(ValueError, match=r"^a recipe has no setting 'epoch': did you mean 'epochs'\?$"):
         from_dict({**as_dict(RECIPES["digits"]), "epoch": 1})
+
+
+@pytest.mark.parametrize(("tight", "malloc"), [(True, "tight"), (False, "system")])
+def test_settings_of_an_older_run(tight, malloc, tmp_path):
+    values = {name: value for name, value in as_dict(RECIPES["digits"]).items() if name != "malloc"}
+    older = values | {"tight_malloc": tight}
+    assert from_dict(older) == dataclasses.replace(RECIPES["digits"], malloc=malloc)
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    assert read_config(tmp_path / "config.json")["malloc"] == malloc
+    with pytest.raises(ValueError, match="a recipe has no setting 'tight_malloc': did you mean 'malloc'"):
+        from_dict(older | {"tight_malloc": "yes"})
 
 
 def test_settings_that_are_missing():
