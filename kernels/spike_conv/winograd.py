@@ -16,6 +16,7 @@ import ctypes
 import functools
 
 import numpy as np
+import torch
 from numba import carray
 from numba.core.registry import cpu_target
 from torch import Tensor
@@ -67,7 +68,7 @@ def input_gradient(grad: Tensor, weight: Tensor, out: Tensor, geometry: Geometry
     channels, grad_channels = geometry.channels, geometry.out_channels
     (grad_height, grad_width), (top, left) = geometry.out_size, geometry.padding
     transformed = np.empty(PLACES * (grad_channels * channels + GAP), np.float32)
-    zeros = np.zeros(grad_channels, np.float32)
+    zeros = torch.zeros(grad_channels, dtype=torch.float32, device=grad.device)
     record = _Record(
         tickets=-(-grad_channels // CHANNELS),
         tiles=geometry.images * -(-geometry.height // 2) * -(-geometry.width // 2),
@@ -83,7 +84,7 @@ def input_gradient(grad: Tensor, weight: Tensor, out: Tensor, geometry: Geometry
         weight=weight.data_ptr(),
         transformed=transformed.ctypes.data,
         out=out.data_ptr(),
-        zeros=zeros.ctypes.data,
+        zeros=zeros.data_ptr(),
     )
     run_on(workers_for(record.tickets), _weight_kernel(), record)
     record.ticket, record.tickets = 0, -(-record.tiles // TILES)
