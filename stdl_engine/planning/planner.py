@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from ..kernels.layout import is_dense
@@ -243,6 +244,9 @@ def fake_copy(model: Model) -> Model:
             memo[id(neuron)] = copy.deepcopy(stateless, memo)
     duplicate = copy.deepcopy(model, memo)
     forget_hooks(duplicate)
+    for layer in duplicate.modules():
+        if isinstance(layer, _BatchNorm) and layer.momentum is None:
+            layer.momentum = 0.1  # a mean over all batches divides by their number, which a fake tensor does not have
     return duplicate
 
 

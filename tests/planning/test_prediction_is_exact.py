@@ -44,6 +44,16 @@ def test_other_networks(model, memory):
     assert predicted.peak_bytes == measured.peak_bytes
 
 
+@both_memories
+def test_statistics_that_are_means_over_all_batches(memory):
+    model = build_model("vgg11", width=0.0625)
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.momentum = None
+    predicted, measured = peaks(SLTT, model, SGD, memory=memory)
+    assert predicted.peak_bytes == measured.peak_bytes
+
+
 @pytest.mark.parametrize("order", ["subnetwork", "time"])
 @pytest.mark.parametrize("sequence", [False, True], ids=["image", "sequence"])
 def test_orders_and_sequences(order, sequence):
