@@ -95,11 +95,8 @@ NEURONS = [
         states=2, level=lambda options, adaptation: options["threshold"] + options["beta"] * adaptation,
     ),
 ]  # fmt: skip
-LIF, PLIF, ALIF = NEURONS
+LIF, PLIF, ALIF, *_ = NEURONS
 every_neuron = pytest.mark.parametrize("neuron", NEURONS, ids=str)
-every_variant = pytest.mark.parametrize(
-    ("neuron", "variant"), [(neuron, variant) for neuron in NEURONS for variant in neuron.variants], ids=str
-)
 
 
 class Choice(NamedTuple):

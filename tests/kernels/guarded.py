@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stdl_engine import kernels
 from stdl_engine.kernels import cpu_threads
 from stdl_engine.kernels import steps as neuron_steps
 from stdl_engine.kernels.bits import add_bits_, unpack
@@ -38,6 +37,8 @@ from stdl_engine.kernels.spike_conv import (
     takes_winograd,
     winograd_input_gradient,
 )
+
+from .every_neuron import LIF, NEURONS, Choice, Neuron, choices
 
 PAGE = mmap.PAGESIZE
 SIZES = (1, 7, 8, 9, 2047, 2049, cpu_threads.CHUNK + 1)
@@ -128,34 +129,33 @@ class Placed(torch.autograd.Function):
 
 
 def neuron_cases(guard: Guard) -> Iterator[Case]:
-    """Every neuron's operators on every size, forward and back from all that they return."""
-    for step, dtype, reset in (
-        ("exact", torch.float32, "soft"), ("exact", torch.bfloat16, "hard"), ("exact", torch.float64, "none"),
-        ("online", torch.float32, "hard"), ("online", torch.float16, "soft"), ("over its input", torch.float32, "soft"),
-        ("over its input", torch.bfloat16, "none"), ("sequence", torch.float32, "soft"),
-        ("sequence", torch.bfloat16, "hard"), ("online sequence", torch.float32, "hard"),
-    ):  # fmt: skip
-        for size in SIZES:
-            yield f"lif, {step}, {reset} reset, {dtype}, {size} neurons", partial(lif, guard, step, size, dtype, reset)
-    for (name, run), (step, dtype) in itertools.product(
-        {"plif": plif, "alif": alif}.items(),
-        (
+    """Every neuron's operators on every size, forward and back from all that they return. What is read and written
+    depends on the dtype, but neither on the surrogate nor on the reset, so these are kernels that other tests need
+    too."""
+    for neuron in NEURONS:
+        tried = {choice.dtype: choice for choice in reversed(choices(neuron))}  # the first of each dtype
+        for step, dtype in (
             ("exact", torch.float32), ("online", torch.float32), ("over its input", torch.bfloat16),
             ("sequence", torch.float32), ("online sequence", torch.float32),
-        ),
-    ):  # fmt: skip
-        for size in SIZES:
-            yield f"{name}, {step}, {dtype}, {size} neurons", partial(run, guard, step, size, dtype)
+            *((
+                ("exact", torch.bfloat16), ("exact", torch.float64), ("online", torch.float16),
+                ("over its input", torch.float32), ("sequence", torch.bfloat16),
+            ) if neuron.thorough else ()),
+        ):  # fmt: skip
+            for size in SIZES:
+                name = f"{neuron}, {step}, {tried[dtype]}, {size} neurons"
+                yield name, partial(neuron_step, guard, neuron, step, size, tried[dtype])
     for dtype, size in itertools.product((torch.float32, torch.bfloat16), SIZES):
         yield f"unpack to {dtype}, {size} neurons", partial(unpacked, guard, size, dtype)
 
 
-def operands(guard: Guard, step: str, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """An input and two states; the input may be overwritten, the states require a gradient where they may."""
+def operands(guard: Guard, neuron: Neuron, step: str, size: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """An input, states and a decay; the input may be overwritten, the states require a gradient where they may."""
     frames = (3,) if "sequence" in step else ()
     x = torch.randn(*frames, size).to(dtype).requires_grad_()
-    states = [guard.tensor(torch.rand(size).to(STATE_DTYPE[dtype])) for _ in range(2)]
-    return Placed.apply(x, guard), *(state.requires_grad_(step in ("exact", "sequence")) for state in states)
+    states = [guard.tensor(torch.rand(size).to(STATE_DTYPE[dtype])) for _ in range(neuron.states)]
+    learned = [torch.zeros((), requires_grad=True)] if neuron.learned else []
+    return Placed.apply(x, guard), *(state.requires_grad_(step in ("exact", "sequence")) for state in states), *learned
 
 
 def go_back(guard: Guard, *results: Tensor) -> None:
@@ -166,44 +166,17 @@ def go_back(guard: Guard, *results: Tensor) -> None:
     torch.autograd.backward(results[0], grads[0])
 
 
-def lif(guard: Guard, step: str, size: int, dtype: torch.dtype, reset: str) -> None:
-    x, m, _ = operands(guard, step, size, dtype)
-    if step == "exact":
-        go_back(guard, *kernels.lif_step(x, m, 0.5, reset=reset, pack=True))
-    elif step == "sequence":
-        go_back(guard, *kernels.lif_sequence(x, m, 0.5, reset=reset, pack=True))
-    elif step == "online sequence":
-        go_back(guard, kernels.lif_sequence_(x, m, 0.5, reset=reset))
-    else:
-        go_back(guard, kernels.lif_step_(x, m, 0.5, reset=reset, overwrite=step == "over its input"))
-
-
-def plif(guard: Guard, step: str, size: int, dtype: torch.dtype) -> None:
-    x, m, _ = operands(guard, step, size, dtype)
-    w = torch.zeros((), requires_grad=True)
-    if step == "exact":
-        go_back(guard, *kernels.plif_step(x, m, w, pack=True))
-    elif step == "sequence":
-        go_back(guard, *kernels.plif_sequence(x, m, w, pack=True))
-    elif step == "online sequence":
-        go_back(guard, kernels.plif_sequence_(x, m, w))
-    else:
-        over = {"online": True, "overwrite": step == "over its input"}
-        go_back(guard, *kernels.plif_step(x, m, w, pack=True, **over))
-        x, m, _ = operands(guard, step, size, dtype)
-        go_back(guard, kernels.plif_step_(x, m, w, overwrite=step == "over its input"))
-
-
-def alif(guard: Guard, step: str, size: int, dtype: torch.dtype) -> None:
-    x, m, adaptation = operands(guard, step, size, dtype)
-    if step == "exact":
-        go_back(guard, *kernels.alif_step(x, m, adaptation, 0.5, pack=True))
-    elif step == "sequence":
-        go_back(guard, *kernels.alif_sequence(x, m, adaptation, 0.5, pack=True))
-    elif step == "online sequence":
-        go_back(guard, kernels.alif_sequence_(x, m, adaptation, 0.5))
-    else:
-        go_back(guard, kernels.alif_step_(x, m, adaptation, 0.5, overwrite=step == "over its input"))
+def neuron_step(guard: Guard, neuron: Neuron, step: str, size: int, choice: Choice) -> None:
+    given, options = operands(guard, neuron, step, size, choice.dtype), neuron.options | choice.options(neuron)
+    if step in ("exact", "sequence"):
+        go_back(guard, *(neuron.step if step == "exact" else neuron.sequence)(*given, pack=True, **options))
+        return
+    over = {"overwrite": step == "over its input"}
+    if neuron.learned and step != "online sequence":  # its past, which is kept, may also be another tensor
+        go_back(guard, *neuron.step(*given, pack=True, online=True, **over, **options))
+        given = operands(guard, neuron, step, size, choice.dtype)
+    options.pop("detach_reset", None)
+    go_back(guard, (neuron.sequence_ if step == "online sequence" else neuron.step_)(*given, **over, **options))
 
 
 def unpacked(guard: Guard, size: int, dtype: torch.dtype) -> None:
@@ -249,7 +222,7 @@ def norm_cases(guard: Guard) -> Iterator[Case]:
     """Batch norm and a neuron in one pass, with maps that do not fill a row or a tile."""
     for shape, dtype in (
         ((2, 8, 1, 3), torch.float32), ((3, 16, 5, 7), torch.float32), ((3, 64, 3, 3), torch.bfloat16),
-        ((1, 2048, 3, 1), torch.float32), ((5, 32, 15, 15), torch.float16),
+        ((1, 2048, 3, 1), torch.float32), ((5, 32, 15, 15), torch.bfloat16),
     ):  # fmt: skip
         yield f"norm_lif, {shape}, {dtype}", partial(norm_and_neuron, guard, shape, dtype)
 
@@ -286,7 +259,7 @@ def check_guard(guard: Guard) -> None:
     child = os.fork()
     if child == 0:
         neuron_steps.packed_size = lambda elements: (elements + 7) // 8 - 1
-        lif(guard, "exact", 17, torch.float32, "soft")
+        neuron_step(guard, LIF, "exact", 17, choices(LIF)[0])
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGSEGV:

@@ -7,11 +7,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from stdl_engine.kernels import dispatch
 from stdl_engine.kernels.lif import lif_step_
 
-from .every_neuron import ALIF, NEURONS, every_neuron
+from .every_neuron import NEURONS, every_neuron
 
-steps = pytest.mark.parametrize("step", [f"{neuron}_{form}" for neuron in NEURONS for form in ("step", "step_")])
-resetting_steps = pytest.mark.parametrize("step", ["lif_step", "lif_step_", "plif_step", "plif_step_"])
-decaying_steps = pytest.mark.parametrize("step", ["lif_step", "lif_step_", "alif_step", "alif_step_"])
+
+def steps_with(option: str) -> pytest.MarkDecorator:
+    """Run a test with every `step`, by its name, of a neuron that has this option."""
+    names = [
+        f"{neuron}_{form}"
+        for neuron in NEURONS
+        for form in ("step", "step_")
+        if option in neuron.options | neuron.variants[neuron.default]
+    ]
+    return pytest.mark.parametrize("step", names)
+
+
+steps = steps_with("threshold")  # which all have
 backends = pytest.mark.parametrize("backend", ["auto", "cpu", "reference"])
 
 
@@ -95,7 +105,7 @@ def test_threshold(step, backend, threshold):
     refuses(ValueError, message, step, zeros(), zeros(), threshold=threshold, backend=backend)
 
 
-@decaying_steps
+@steps_with("decay")
 @backends
 @pytest.mark.parametrize("decay", [-0.1, 1.1, float("nan"), float("inf")])
 def test_decay(step, backend, decay):
@@ -103,7 +113,7 @@ def test_decay(step, backend, decay):
     refuses(ValueError, message, step, zeros(), zeros(), decay=decay, backend=backend)
 
 
-@resetting_steps
+@steps_with("reset")
 @backends
 def test_unknown_reset(step, backend):
     message = "unknown reset 'zero': pass one of soft, hard, none."
@@ -170,7 +180,7 @@ def test_float64_in_triton(step, device, backend, monkeypatch):
 @every_neuron
 @backends
 def test_online_state_that_wants_a_gradient(neuron, backend):
-    state, detached = ("states", "them detached") if neuron is ALIF else ("state", "m.detach()")
+    state, detached = ("states", "them detached") if neuron.states > 1 else ("state", "m.detach()")
     message = (
         f"{neuron}_step_ writes over its {state}, which must not require a gradient: pass {detached}, or use "
         f"{neuron}_step."

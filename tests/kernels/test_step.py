@@ -92,7 +92,7 @@ PARTS = [
     for used in ("spikes", *(f"state {state}" for state in range(neuron.states)))
     if not (used == "state 1" and wanted == "x")  # which does not depend on it
     # All pairs: the default with everything, other resets with one part each.
-    if variant == neuron.default or (neuron is LIF and (variant, used) in (("hard", "state 0"), ("none", "spikes")))
+    if variant == neuron.default or (neuron.thorough and (variant, used) in (("hard", "state 0"), ("none", "spikes")))
 ]
 
 
