@@ -103,16 +103,21 @@ class _Added(torch.autograd.Function):
 class _Written(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, way: Tensor, pending: Pending) -> Tensor:
-        y = ops.normalise(pending.x, pending.table, pending.backend)
-        if pending.added is not None:
-            y.add_(pending.added)
-        if pending.added_bits is not None:
-            add_bits_(y, pending.added_bits)
-        return y
+        return written(pending.x, pending.table, pending.added, pending.added_bits, pending.backend)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
+
+
+def written(x: Tensor, table: Tensor, added: Tensor | None, added_bits: Tensor | None, backend: str) -> Tensor:
+    """The map: batch norm's output, and what is added to it."""
+    y = ops.normalise(x, table, backend)
+    if added is not None:
+        y.add_(added)
+    if added_bits is not None:
+        add_bits_(y, added_bits)
+    return y
 
 
 def _no_size(x: Tensor) -> Tensor:

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..bits import add_bits_
 from ..layout import same_strides
 from ..small_form import bits_of
 from . import ops
-from .pending import Pending
+from .pending import Pending, written
 from .sums import sums_of
 
 
@@ -70,12 +69,8 @@ class _Numbers:
         """The numbers, written if they were not yet."""
         if self.written is None:
             self.check()
-            y = ops.normalise(self.x, self.table, self.backend)
-            if self.added is not None:
-                y.add_(self.added)
-            if self.added_bits is not None:
-                add_bits_(y, self.added_bits)
-            self.written, self._reads = y, []
+            self.written = written(self.x, self.table, self.added, self.added_bits, self.backend)
+            self._reads = []
             del self.x, self.added, self.added_bits
         return self.written
 
@@ -121,7 +116,7 @@ class PendingMap(Tensor):
             return made
         shown: dict[int, PendingMap] = {}
 
-        def written(t: PendingMap) -> Tensor:
+        def dense_of(t: PendingMap) -> Tensor:
             dense = t.numbers.write().view(t.shape)
             shown[id(dense)] = t
             return dense
@@ -136,7 +131,7 @@ class PendingMap(Tensor):
                 )
             return t if map_ is None else map_
 
-        args, kwargs = tree_map_only(PendingMap, written, (args, kwargs))
+        args, kwargs = tree_map_only(PendingMap, dense_of, (args, kwargs))
         return tree_map_only(Tensor, changed, func(*args, **kwargs))
 
 
