@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.layout import is_dense
+from .tracker import mark
 
 
 class Computed:
@@ -50,11 +51,14 @@ class Computed:
             if weight._version != version:
                 raise RuntimeError(
                     f"weights of shape {tuple(weight.shape)} were changed in place between forward and backward, which "
-                    "computes a convolution's output again from them: change them after backward, or call optimize "
-                    "without recompute."
+                    "computes a convolution's output again from them: change them after backward, or keep the "
+                    "output (no recompute)."
                 )
+        mark(phase="recompute")
         with torch.no_grad():
-            return self._run()
+            output = self._run()
+        mark(phase="backward")
+        return output
 
 
 @dataclass(frozen=True)

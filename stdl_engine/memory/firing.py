@@ -41,11 +41,31 @@ class Fired:
         self._slot.append(self.back(grad))
 
 
+class Chain:
+    """All calls of a neuron layer in a segment of time, and the keys by which gradients of its states go from each call
+    to the one before, and from segment to segment."""
+
+    def __init__(self, gradients: Gradients, neuron: Neuron, steps: range) -> None:
+        self.gradients, self.neuron, self.first, self.next = gradients, neuron, steps[0], steps[-1] + 1
+        self.calls = 0
+
+    def key_before(self, name: str, call: int) -> object:
+        """Of a state before a call."""
+        return (self.neuron, name, self.first) if call == 0 else (self.neuron, name, self.first, call)
+
+    def gradients_after(self, names: Iterable[str], call: int) -> list[Tensor | None]:
+        """Those of the states after a call. To be asked for when all calls have been made."""
+        is_last = call + 1 == self.calls
+        keys = ((self.neuron, name, self.next) if is_last else self.key_before(name, call + 1) for name in names)
+        return [self.gradients.take(key) for key in keys]
+
+
 class Firing:
-    """One online time step of a neuron layer: `record` stands in for the layer first, and `replay` when the piece runs
+    """One time step of a neuron layer: `record` stands in for the layer first, and `replay` when the piece runs
     again."""
 
-    def __init__(self, *, unread: bool) -> None:
+    def __init__(self, chain: Chain, *, unread: bool) -> None:
+        self.chain = chain
         self.unread = unread
         """Whether nobody reads the spikes of the second run."""
         self.fired: list[Fired] = []
@@ -75,43 +95,6 @@ class Firing:
 
     def advance(self, neuron: Neuron, x: Tensor, slot: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
         """The spikes, and the root of their graph; its backward takes the spikes' gradient from the slot."""
-        spikes = neuron.advance(x)
-        return spikes, leave([spikes], lambda: [slot.pop()]) if spikes.requires_grad else None
-
-    def replay(self, _: Neuron, x: Tensor) -> Tensor:
-        """The same spikes as a function of the input, for a gradient; the layer's state stays as it is."""
-        tick = torch.zeros((), device=x.device, requires_grad=True) if self.tick is None else self.tick
-        spikes, self.tick = _Replayed.apply(tick, x, self.fired.pop(0))
-        return spikes
-
-
-class Chain:
-    """All calls of a neuron layer in a segment of time, and the keys by which gradients of its states go from each call
-    to the one before, and from segment to segment."""
-
-    def __init__(self, gradients: Gradients, neuron: Neuron, steps: range) -> None:
-        self.gradients, self.neuron, self.first, self.next = gradients, neuron, steps[0], steps[-1] + 1
-        self.calls = 0
-
-    def key_before(self, name: str, call: int) -> object:
-        """Of a state before a call."""
-        return (self.neuron, name, self.first) if call == 0 else (self.neuron, name, self.first, call)
-
-    def gradients_after(self, names: Iterable[str], call: int) -> list[Tensor | None]:
-        """Those of the states after a call. To be asked for when all calls have been made."""
-        is_last = call + 1 == self.calls
-        keys = ((self.neuron, name, self.next) if is_last else self.key_before(name, call + 1) for name in names)
-        return [self.gradients.take(key) for key in keys]
-
-
-class FiringThroughTime(Firing):
-    """One time step of a neuron layer with gradients through time."""
-
-    def __init__(self, chain: Chain, *, unread: bool) -> None:
-        super().__init__(unread=unread)
-        self.chain = chain
-
-    def advance(self, neuron: Neuron, x: Tensor, slot: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
         chain, call = self.chain, self.chain.calls
         for name, state in zip(neuron.state_names, neuron.states(), strict=False):
             setattr(neuron, name, enter(state, chain.gradients.receiver(chain.key_before(name, call))))
@@ -121,6 +104,12 @@ class FiringThroughTime(Firing):
         chain.calls += 1
         names = tuple(ends)  # the gradients alone: whoever gives them must not hold the graph
         return spikes, leave([spikes, *ends.values()], lambda: [slot.pop(), *chain.gradients_after(names, call)])
+
+    def replay(self, _: Neuron, x: Tensor) -> Tensor:
+        """The same spikes as a function of the input, for a gradient; the layer's state stays as it is."""
+        tick = torch.zeros((), device=x.device, requires_grad=True) if self.tick is None else self.tick
+        spikes, self.tick = _Replayed.apply(tick, x, self.fired.pop(0))
+        return spikes
 
 
 class _Replayed(torch.autograd.Function):

@@ -9,8 +9,10 @@ innermost in memory, in less time, with its sums taken in another order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -27,29 +29,28 @@ from ..kernels.spike_conv import (
     spike_conv_weight_gradient,
     takes,
 )
+from ..neurons import in_class
+from .computed_again import compute_again, computed
 from .pieces import Carried, dense
-from .spikes import Bits, pack_saved, subsampled, unpack_saved
+from .spikes import Bits, Saved, pack_saved, subsampled, unpack_saved
 from .still import StillImage
 from .strided import PixelsFirst, skips_pixels
 
 
 class _SpikeConv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bits: Bits | None, known: Tensor | None, *settings: Any) -> Tensor:
-        """With `bits` that can be convolved, x is read by nobody and only says where the gradient goes. `known` is the
-        output, where it was computed before."""
-        ctx.kept, ctx.shape, ctx.settings = pack_saved(x) if bits is None else bits, x.shape, settings
+    def forward(ctx: Any, x: Tensor, weight: Tensor, kept: Saved, known: Tensor | None, *settings: Any) -> Tensor:
+        """`kept` is what is kept of x. Where that is bits that can be convolved, x is read by nobody and only says
+        where the gradient goes. `known` is the output, where it was computed before."""
+        ctx.kept, ctx.shape, ctx.settings = kept, x.shape, settings
         ctx.channels_last = torch.channels_last in (suggest_memory_format(x), suggest_memory_format(weight))
         ctx.save_for_backward(weight)
         ctx.parameter = weight  # itself, which has the gradient; what is saved may come back as another tensor
-        stride, padding, dilation, *_, groups = settings
-        ctx.from_bits = isinstance(ctx.kept, Bits) and _takes(ctx.kept, weight, dilation, groups)
+        ctx.from_bits = _reads_bits(kept, weight, settings)
+        ctx.channels_last |= ctx.from_bits
         if known is not None:
             return known.view_as(known)
-        if ctx.from_bits:
-            ctx.channels_last = True
-            return spike_conv(ctx.kept.small, weight, x.shape, stride, padding)
-        return torch.ops.aten.convolution(x, weight, None, *settings)
+        return _convolution(kept, weight, settings, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -88,6 +89,19 @@ def _open_gradient(weight: Tensor) -> Tensor | None:
 
 def _takes(bits: Bits, weight: Tensor, dilation: Sequence[int], groups: int) -> bool:
     return takes(bits.shape, bits.stride, bits.dtype, weight, dilation, groups)
+
+
+def _reads_bits(kept: Saved, weight: Tensor, settings: Sequence[Any]) -> TypeGuard[Bits]:
+    _, _, dilation, *_, groups = settings
+    return isinstance(kept, Bits) and _takes(kept, weight, dilation, groups)
+
+
+def _convolution(kept: Saved, weight: Tensor, settings: Sequence[Any], x: Tensor | None = None) -> Tensor:
+    """The convolution of what is kept of its input, or of the input itself where that is at hand and read dense."""
+    if _reads_bits(kept, weight, settings):
+        stride, padding, *_ = settings
+        return spike_conv(kept.small, weight, kept.shape, stride, padding)
+    return torch.ops.aten.convolution(unpack_saved(kept) if x is None else x, weight, None, *settings)
 
 
 def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
@@ -202,12 +216,16 @@ class SpikeConv2d(PixelsFirst):
     """Set while an image is shown at every time step, which is convolved once."""
     reads_carried = True
     """Whether it takes a map as `Carried`."""
+    computes_again: bool = False
+    """Set while backward is to compute the output again, so that it need not be kept."""
 
     def forward(self, carried: Tensor | Carried) -> Tensor:
         ordinary = self.bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
         lean = self.memory_form == "lean" and ordinary and not torch.compiler.is_compiling()
         if not lean:
-            return super().forward(dense(carried))
+            x = dense(carried)
+            y = super().forward(x)
+            return _again(self, super().forward, x, y) if self.computes_again else y
         stride = self.stride
         if isinstance(carried, Carried) and not skips_pixels(self) and (found := carried.bits()) is not None:
             way, bits = found
@@ -215,7 +233,11 @@ class SpikeConv2d(PixelsFirst):
                 return self._convolved(way, self.weight, bits, stride)
         if isinstance(carried, Carried) and (shown := carried.repeated()) is not None:
             # Once for all time steps of the chunk, whose gradients are added up before this convolution's backward.
-            return torch.cat([self.forward(shown.small)] * shown.times)
+            y = self.forward(shown.small)
+            steps = torch.cat([y] * shown.times)
+            if (again := computed(y)) is not None:
+                compute_again(steps, lambda: torch.cat([again.restore()] * shown.times), self.weight)
+            return steps
         image = x = dense(carried)
         if skips_pixels(self):
             x, stride = every_pixel(x, *stride), (1, 1)
@@ -233,7 +255,48 @@ class SpikeConv2d(PixelsFirst):
         self, x: Tensor, weight: Tensor, bits: Bits | None, stride: tuple[int, ...], known: Tensor | None = None
     ) -> Tensor:
         sizes = [list(pair) for pair in (stride, self.padding, self.dilation)]
-        return _SpikeConv.apply(x, weight, bits, known, *sizes, False, [0, 0], self.groups)
+        settings = *sizes, False, [0, 0], self.groups
+        kept = pack_saved(x) if bits is None else bits
+        y = _SpikeConv.apply(x, weight, kept, known, *settings)
+        if self.computes_again:
+            compute_again(y, lambda: _convolution(kept, weight, settings), weight)
+        return y
+
+
+def computing_again(modules: Iterable[nn.Module]) -> contextlib.AbstractContextManager[None]:
+    """Inside, backward computes the outputs of convolutions and linear layers again, where something would keep them:
+    batch norm does."""
+    layers = (module for module in dict.fromkeys(modules) if isinstance(module, nn.modules.conv._ConvNd | nn.Linear))
+    return in_class(layers, _computing_again, computes_again=True)
+
+
+@functools.cache
+def _computing_again(kind: Any) -> type[nn.Module]:
+    if issubclass(kind, SpikeConv2d):
+        return kind
+
+    class Again(kind):
+        def forward(self, x: Tensor) -> Tensor:
+            return _again(self, super().forward, x, super().forward(x))
+
+    Again.__name__ = Again.__qualname__ = kind.__name__
+    return Again
+
+
+def _again(layer: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """The output of a layer, which is computed again from what the layer keeps of its input."""
+    if torch.compiler.is_compiling() or not y.requires_grad:
+        return y
+    kept = pack_saved(x)
+    if isinstance(kept, Bits) or all(p.requires_grad for p in layer.parameters()):  # else nobody keeps a dense input
+        kind, autocast = x.device.type, torch.is_autocast_enabled(x.device.type)
+
+        def run() -> Tensor:
+            with torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=autocast):
+                return forward(unpack_saved(kept))
+
+        compute_again(y, run, *layer.parameters())
+    return y
 
 
 class SpikeAvgPool2d(nn.AvgPool2d):

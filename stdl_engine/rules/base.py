@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..memory.chunks import in_chunks
+from ..memory.layers import computing_again
 from ..memory.norms import lean_norms
 from ..memory.spikes import Kept, saving
 from ..memory.still import StillImage, showing
@@ -35,7 +36,6 @@ from .batch import check_batch, check_sample, split_frames
 from .checks import check_chunk, check_recompute, check_subnetworks, check_tensors
 from .finite import GuardedSteps
 from .inference import mean_logits
-from .recompute import OnlineStep
 from .states import restore, state_of
 from .still import first_convolution, still_image
 
@@ -330,8 +330,9 @@ class Rule:
         samples = len(y) if self.plan.chunk > 1 else None
         borrowing = borrowed(modules, training=True, online=self.online, memory=self.memory, samples=samples)
         norms = lean_norms(modules, samples) if self.memory == "lean" else contextlib.nullcontext()
+        again = computing_again(self._run_again() if self.online else ())
         # What convolves a still image is found while its batch norm is still a plain one.
-        with borrowing, self._showing(still, T) as self._still, norms, taking_pixels_first(modules):
+        with borrowing, self._showing(still, T) as self._still, norms, taking_pixels_first(modules), again:
             try:
                 yield
             except BaseException:
@@ -344,6 +345,12 @@ class Rule:
                 torch.clear_autocast_cache()
                 del self._labels, self._losses, self._logits, self._unfinished, self._flows, self._levels
                 self._still = None
+
+    def _run_again(self) -> Iterator[nn.Module]:
+        """The layers of the pieces that run again."""
+        for part, flow in self._flows.items():
+            for stage, level in zip(flow.stages, self._levels[part], strict=True):
+                yield from (layer for module in stage.piece.modules if level for layer in module.modules())
 
     def _showing(self, image: Tensor | None, T: int) -> contextlib.AbstractContextManager[StillImage | None]:
         """The context in which the network's input is convolved once, if it is the same at every time step and this
@@ -364,15 +371,8 @@ class Rule:
     def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
         """One chunk of time of one subnetwork: forward, loss, and backward, which adds to the gradients."""
         mark(step=t, subnetwork=self.subnetworks.index(subnetwork), phase="forward")
-        levels = self._levels[subnetwork]
-        if not any(levels):
-            output, loss = self.forward(subnetwork, x)
-            self.backward(subnetwork, loss)
-            return output
-        step = OnlineStep(self._flows[subnetwork], levels, self.device)
-        output, logits = step.forward(x, t)
-        self.note(subnetwork, logits)
-        step.backward(self.gradient(subnetwork, logits))
+        output, loss = self.forward(subnetwork, x)
+        self.backward(subnetwork, loss)
         return output
 
     def forward(self, subnetwork: Subnetwork, x: Kept) -> tuple[Kept, Tensor]:
@@ -398,14 +398,6 @@ class Rule:
         if subnetwork.is_last:
             for of_step in logits.split(len(self._labels)):
                 self._logits = self._logits + of_step
-
-    def gradient(self, subnetwork: Subnetwork, logits: Tensor) -> Tensor:
-        """The gradient of the loss of one chunk, scaled if the precision requires it."""
-        logits = logits.detach().requires_grad_()
-        with torch.enable_grad():
-            self.backward(subnetwork, self.loss(logits))
-        assert logits.grad is not None
-        return logits.grad
 
     def backward(self, subnetwork: Subnetwork, loss: Tensor) -> None:
         """Add the gradient of a loss to a subnetwork's parameters, scaled if the precision requires it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..memory.spikes import Kept
@@ -41,4 +42,12 @@ class BPTT(Rule):
         del self._frames
         for of_step in logits:
             self.note(subnetwork, of_step)
-        steps.backward(lambda t: self.gradient(subnetwork, logits[t]))
+        steps.backward(lambda t: self._gradient(subnetwork, logits[t]))
+
+    def _gradient(self, subnetwork: Subnetwork, logits: Tensor) -> Tensor:
+        """The gradient of the loss of one time step, scaled if the precision requires it."""
+        logits = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            self.backward(subnetwork, self.loss(logits))
+        assert logits.grad is not None
+        return logits.grad

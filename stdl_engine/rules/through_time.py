@@ -14,26 +14,58 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..memory.firing import Chain, FiringThroughTime
+from ..memory.firing import Chain, Firing
 from ..memory.pieces import Carried, end_of, small_form
-from ..memory.recompute import enter
+from ..memory.recompute import Entering, Gradients, Rerun, enter, leave
 from ..memory.spikes import Kept, saving
 from ..memory.tracker import mark
 from ..neurons import Neuron
-from ..planning.flow import Flow
-from .recompute import Recomputation, StageRuns
+from ..planning.flow import Flow, Stage
 
 States = list[dict[str, Tensor]]
 """The state of each neuron layer of a stage, by name; empty before the first time step."""
 
 
-class ExactSteps(Recomputation):
+class StageRuns:
+    """A stage with everything needed to run it more than once.
+
+    Its `level` says how often it runs again. 0: never, it keeps its graph. 1: once. 2: twice, and the graph of one time
+    step exists at a time.
+    """
+
+    def __init__(self, stage: Stage, number: int, level: int, device: torch.device) -> None:
+        self.stage, self.number, self.level = stage, number, level
+        self.rerun = Rerun(stage.piece.modules, device)
+        self.neurons = [m for m in self.rerun.modules if isinstance(m, Neuron)]
+        self.trains = any(p.requires_grad for m in self.rerun.modules for p in m.parameters(recurse=False))
+        self.roots: dict[int, Tensor] = {}
+        """For each time step, where the graph of a run ends."""
+
+    @contextlib.contextmanager
+    def standing_in(self, calls: Sequence[Callable[[Neuron, Tensor], Tensor]]) -> Iterator[None]:
+        """Inside, these are called at each time step of the stage's neurons."""
+        for neuron, call in zip(self.neurons, calls, strict=True):
+            neuron.stand_in = call
+        try:
+            yield
+        finally:
+            for neuron in self.neurons:
+                neuron.stand_in = None
+
+
+class ExactSteps:
     """All time steps of a network, with gradients through time."""
 
     def __init__(self, flow: Flow, levels: Sequence[int], device: torch.device, segment: int | None = None) -> None:
         """`segment` is how many time steps backward takes together; by default all."""
-        super().__init__(flow, levels, device)
-        self.segment = segment
+        self.flow, self.segment = flow, segment
+        stages = enumerate(zip(flow.stages, levels, strict=True), 1)
+        self.runs = [StageRuns(stage, number, level, device) for number, (stage, level) in stages]
+        self.gradients = Gradients()
+        self.wanted = [False]
+        """For each map, whether its gradient reaches a parameter."""
+        for run in self.runs:
+            self.wanted.append(run.trains or any(self.wanted[number] for number in run.stage.reads))
         self.snapshots: dict[tuple[int, int], States] = {}
         """The states before a segment, by stage and by the segment's first time step."""
 
@@ -111,11 +143,11 @@ class ExactSteps(Recomputation):
             self.replay(run, t, self._carried(run, t), firings.pop(t))
             self.go_back(run, t)
 
-    def _record(self, run: StageRuns, steps: range) -> dict[int, list[FiringThroughTime]]:
+    def _record(self, run: StageRuns, steps: range) -> dict[int, list[Firing]]:
         """Time steps of the stage's neurons, by running the stage without a graph of its own."""
         chains = [Chain(self.gradients, neuron, steps) for neuron in run.neurons]
         ends_in = run.stage.piece.ends_in
-        firings = {t: [FiringThroughTime(c, unread=c.neuron is ends_in) for c in chains] for t in steps}
+        firings = {t: [Firing(c, unread=c.neuron is ends_in) for c in chains] for t in steps}
         _set_states(run.neurons, self._states_before(run, steps[0]))
         for t in steps if run.neurons else ():
             mark(step=t, phase="recompute")
@@ -125,6 +157,40 @@ class ExactSteps(Recomputation):
         self._forget(run)
         torch.clear_autocast_cache()
         return firings
+
+    def is_read_again(self, number: int) -> bool:
+        """Whether a map is read by a stage that runs again."""
+        return any(number in run.stage.reads for run in self.runs if run.level)
+
+    def inputs(self, run: StageRuns, maps: Sequence[Carried], t: int) -> list[Carried]:
+        """The maps that a stage reads; those whose gradient is needed are leaves of a new graph."""
+        return [
+            Entering(carried, self.gradients.receiver((number, t))) if self.wanted[number] else carried
+            for number, carried in zip(run.stage.reads, maps, strict=True)
+        ]
+
+    def end_graph(self, run: StageRuns, t: int, ends: dict[object, Tensor]) -> None:
+        """Let the graph of a run end in these maps, with the keys under which their gradients will arrive."""
+        keys = [key for key, end in ends.items() if end.requires_grad]
+        if keys:
+            gradients = self.gradients
+            run.roots[t] = leave([ends[key] for key in keys], lambda: [gradients.take(key) for key in keys])
+
+    def replay(self, run: StageRuns, t: int, maps: Sequence[Carried], firings: Sequence[Firing]) -> None:
+        """Run a stage again with a graph, its neurons replayed from what was recorded."""
+        replays = [firing.replay for firing in firings]
+        with torch.enable_grad(), saving("lean"), run.rerun.again(t), run.standing_in(replays):
+            ends: dict[object, Tensor] = {(run.number, t): end_of(run.stage.run(self.inputs(run, maps, t)))}
+            ends |= {firing: firing.tick for firing in firings if firing.tick is not None}
+            self.end_graph(run, t, ends)
+
+    def go_back(self, run: StageRuns, t: int) -> None:
+        """Backward through one run of a stage, and free its graph."""
+        mark(step=t, unit=run.stage.name, phase="backward")
+        root = run.roots.pop(t, None)
+        if root is not None:
+            root.backward()
+            self.gradients.settle()
 
     def _with_graph(self, run: StageRuns, t: int) -> Tensor | Carried:
         """A time step with its own graph, which begins at its inputs and at the states before it."""

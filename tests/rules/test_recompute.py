@@ -8,9 +8,12 @@ import torch
 from torch import nn
 
 from stdl_engine import FusedALIF, FusedLIF, FusedPLIF
+from stdl_engine.memory.layers import computing_again
 from stdl_engine.memory.pieces import Piece
+from stdl_engine.memory.spikes import saving
 from stdl_engine.models import MODELS
 from stdl_engine.planning.plan import Recompute
+from stdl_engine.planning.planner import measure
 from stdl_engine.rules import BPTT, RULES, SLTT
 from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock, Unit
 
@@ -146,6 +149,60 @@ def test_a_unit_that_is_one_piece_and_draws_random_numbers(rule):
     assert all(torch.equal(states[0], state) for state in states)
 
 
+class Plain(Unit):
+    """A unit of PyTorch's own convolutions and batch norms, which says nothing of pieces."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.in_channels = self.out_channels = channels
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), FusedLIF(decay=0.5)),
+            *(nn.Conv2d(channels, channels, 1, bias=False), nn.BatchNorm2d(channels), FusedLIF(decay=0.5)),
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def plain_network():
+    torch.manual_seed(5)
+    return nn.Sequential(ConvUnit(3, 8), Plain(8), Plain(8), Head(8, 10))
+
+
+@pytest.mark.parametrize("chunk", [1, T])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+class TestConvolutionsThatAreNotOurs:
+    @pytest.mark.parametrize("rule", ["sltt", "ell"])
+    def test_are_computed_again_with_the_same_result(self, rule, precision, chunk):
+        assert_recomputing_changes_nothing(rule, batches(2), plain_network, precision=precision, chunk=chunk)
+
+    def test_keep_no_output(self, precision, chunk):
+        (x, y), *_ = batches(1)
+        kept, again = (
+            measure(make("sltt", plain_network(), x, recompute=way, precision=precision, chunk=chunk), x, y, T)
+            for way in ("none", "all")
+        )
+        assert again.peak_bytes < kept.peak_bytes
+        output = {"fp32": 4, "bf16": 2}[precision]  # bytes of a number; a membrane has 4, spikes are bits
+        assert again.parts["saved"] < 1.1 * kept.parts["saved"] * 4 / (4 + output)
+
+
+def test_a_convolution_computed_again_reads_the_weights_of_forward():
+    """A weight that was changed in place between forward and backward would give another output."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+    with computing_again(layers.modules()), saving("lean"):
+        y = layers(torch.randn(2, 8, 9, 9))
+        with torch.no_grad():
+            layers[0].weight.add_(1)
+        with pytest.raises(
+            RuntimeError, match=r"^weights of shape \(8, 8, 3, 3\) were changed in place between forward"
+        ):
+            y.backward(torch.randn_like(y))
+    assert type(layers[0]) is nn.Conv2d
+    assert "computes_again" not in vars(layers[0])
+
+
 def test_some_pieces_and_not_others():
     data = batches(1)
     for rule in ("bptt", "sltt"):
@@ -161,9 +218,9 @@ def test_some_pieces_and_not_others():
 
 
 class TestHooks:
-    def trained(self, recompute, hook, where):
+    def trained(self, recompute, hook, where, rule="sltt"):
         data = batches(1)
-        rule = make("sltt", small(), data[0][0], recompute=recompute)
+        rule = make(rule, small(), data[0][0], recompute=recompute)
         (module,) = [m for name, m in rule.model.named_modules() if name == where]
         seen = []
         module.register_forward_hook(functools.partial(hook, seen))
@@ -171,12 +228,13 @@ class TestHooks:
         return numbers(rule), seen
 
     @pytest.mark.parametrize("where", ["2", "2.norm1", "2.conv2", "2.neuron2", "0.conv"])
-    def test_one_that_looks_is_called_once(self, where):
+    @pytest.mark.parametrize("rule", ["bptt", "sltt"])
+    def test_one_that_looks_is_called_once(self, rule, where):
         def look(seen, module, args, output):
             seen.append((args[0].clone(), output.clone()))
 
-        plain, seen = self.trained("none", look, where)
-        again, seen_again = self.trained("all", look, where)
+        plain, seen = self.trained("none", look, where, rule)
+        again, seen_again = self.trained("all", look, where, rule)
         assert_same(plain, again)
         assert len(seen) == len(seen_again) == T
         assert all(
@@ -186,15 +244,18 @@ class TestHooks:
         )
 
     @pytest.mark.parametrize("where", ["2.norm1", "2.conv2", "0.conv"])
-    def test_one_that_changes_the_output_does_so_both_times(self, where):
+    @pytest.mark.parametrize(("rule", "runs"), [("bptt", 2), ("sltt", 1)])
+    def test_one_that_changes_the_output_does_so_whenever_the_layer_runs(self, rule, runs, where):
+        """Through time a piece runs again as a whole; online only convolutions are computed again, and no hook runs."""
+
         def change(seen, module, args, output):
             seen.append(output)
             return output * 0.5
 
-        plain, seen = self.trained("none", change, where)
-        again, seen_again = self.trained("all", change, where)
+        plain, seen = self.trained("none", change, where, rule)
+        again, seen_again = self.trained("all", change, where, rule)
         assert_same(plain, again)
-        assert (len(seen), len(seen_again)) == (T, 2 * T)
+        assert (len(seen), len(seen_again)) == (T, runs * T)
 
 
 @pytest.mark.parametrize("rule", ["bptt", "stdl"])
