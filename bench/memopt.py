@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from stdl_engine.planning.planner import faking
+from stdl_engine.planning.fake import faking
 
 from . import jelly
 from .workload import SGD

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stdl_engine.atomic_files import write_atomically
-from stdl_engine.planning.planner import faking
+from stdl_engine.planning.fake import faking
 from stdl_engine.planning.work import BACKWARD, FORWARD
 from stdl_engine.recipes import RECIPES, Recipe
 from stdl_engine.tradeoff import Point, as_csv

@@ -15,7 +15,8 @@ from dataclasses import replace
 import torch
 
 from stdl_engine.models import build_model
-from stdl_engine.planning.planner import faking, measure, predict
+from stdl_engine.planning.fake import faking
+from stdl_engine.planning.planner import measure, predict
 from stdl_engine.recipes import RECIPES
 from stdl_engine.rules import RULES
 

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from ..planning.budgets import OverBudget
+from ..planning.fake import fake_like, faking
 from ..planning.plan import Plan
-from ..planning.planner import fake_like, faking
 from ..planning.work import BACKWARD, FORWARD, Work
 from ..rules import Rule
 

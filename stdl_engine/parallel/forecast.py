@@ -15,8 +15,8 @@ from ..memory.chunks import in_chunks
 from ..memory.spikes import Kept, restore
 from ..memory.tracker import Tracker
 from ..planning.budgets import Budget, OverBudget, format_bytes
+from ..planning.fake import fake_like, faking
 from ..planning.fit import give_states, held
-from ..planning.planner import fake_like, faking
 from ..planning.work import Work
 from ..rules import Rule
 from ..rules.batch import split_frames

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .budgets import OverBudget
+from .fake import faking
 from .network import Network
 from .plan import Plan
-from .planner import faking
 from .trials import Trial, Trials
 
 MORE = 1.25

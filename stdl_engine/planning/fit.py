@@ -25,10 +25,11 @@ from ..neurons import borrowed
 from ..units import shapes_only
 from .auxiliary import Layer, Search, Shape, Variant, fitted
 from .budgets import OverBudget
+from .fake import faking
 from .levels import Levels
 from .network import Network
 from .plan import Part, Plan, Recompute, make_part
-from .planner import Trainable, faking
+from .planner import Trainable
 from .profile import Profile, Step
 from .trials import Trial, Trials
 

@@ -19,9 +19,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ..memory.tracker import Event
 from .budgets import OverBudget
+from .fake import faking
 from .network import Network
 from .plan import Plan, Recompute, StageKey
-from .planner import faking, traced_step
+from .planner import traced_step
 from .trials import Trial, Trials
 from .work import Work
 

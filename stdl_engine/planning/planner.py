@@ -7,22 +7,18 @@ modelled: what is predicted is what the same code does on real tensors.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from ..kernels.layout import is_dense
 from ..memory.spikes import Kept
 from ..memory.tracker import Event, Place, Tracker, identity
 from ..neurons import Neuron
-from ..units import Model, forget_hooks
+from .fake import fake_copy, fake_like, faking
 from .flow import Flow
 from .network import Network
 from .plan import Plan
@@ -212,49 +208,6 @@ class Observed:
         number = tracker.place.subnetwork
         if number is not None:
             self.peaks[number] = max(self.peaks[number], tracker.current)
-
-
-@contextlib.contextmanager
-def faking() -> Iterator[None]:
-    """Inside, tensors are fake."""
-    with _Faking():
-        yield
-
-
-class _Faking(FakeTensorMode):
-    """Batch norm of low-precision maps with float32 weights keeps its statistics in float32. PyTorch's fake kernel does
-    not; this one does."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result: Any = super().__torch_dispatch__(func, types, args, kwargs)
-        if func is torch.ops.aten.native_batch_norm.default and args[1] is not None:
-            output, *statistics = result
-            return output, *(t.to(args[1].dtype) for t in statistics)
-        return result
-
-
-def fake_copy(model: Model) -> Model:
-    """The model with every tensor replaced by one of the fake mode in force, and no states."""
-    memo: dict[int, Any] = {id(b): fake_like(b) for b in model.buffers()}
-    memo |= {id(p): nn.Parameter(fake_like(p), requires_grad=p.requires_grad) for p in model.parameters()}
-    with unset_fake_temporarily():  # states would not be fake tensors
-        for neuron in (m for m in model.modules() if isinstance(m, Neuron)):
-            stateless = copy.copy(neuron)
-            stateless.reset()
-            memo[id(neuron)] = copy.deepcopy(stateless, memo)
-    duplicate = copy.deepcopy(model, memo)
-    forget_hooks(duplicate)
-    for layer in duplicate.modules():
-        if isinstance(layer, _BatchNorm) and layer.momentum is None:
-            layer.momentum = 0.1  # a mean over all batches divides by their number, which a fake tensor does not have
-    return duplicate
-
-
-def fake_like(t: Tensor) -> Tensor:
-    """A tensor on the CPU with the shape, dtype and memory order of another, which may be a real one."""
-    if is_dense(t):
-        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
-    return torch.empty(t.shape, dtype=t.dtype)
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:

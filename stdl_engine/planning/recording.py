@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..memory.tracker import Place, Tracker
+from .fake import faking
 from .plan import Plan
-from .planner import MakeOptimizer, Observed, Trainable, fake_rule, faking, short_step
+from .planner import MakeOptimizer, Observed, Trainable, fake_rule, short_step
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from .budgets import Budget, OverBudget
+from .fake import fake_copy, fake_like, faking
 from .levels import Levels
-from .planner import MakeOptimizer, Prediction, Trainable, fake_copy, fake_like, faking, predict
+from .planner import MakeOptimizer, Prediction, Trainable, predict
 
 POINTS = 8
 """Budgets that are tried between the most and the least that a rule takes."""

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from .budgets import OverBudget, format_bytes
+from .fake import fake_copy, fake_like
 from .network import Network
 from .plan import Plan
-from .planner import Prediction, Trainable, fake_copy, fake_like, measure
+from .planner import Prediction, Trainable, measure
 
 Trial = Callable[[Network, Plan], Trainable]
 """Makes a rule that trains a network cut by a plan."""

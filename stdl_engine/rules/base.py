@@ -25,11 +25,12 @@ from ..memory.tracker import mark
 from ..neurons import borrowed, reset_states
 from ..planning.budgets import Budget, format_bytes, parse_budget
 from ..planning.chunks import chunk_within
+from ..planning.fake import fake_copy
 from ..planning.flow import Flow
 from ..planning.levels import recompute_within
 from ..planning.network import Network, check_model
 from ..planning.plan import Plan, Recompute, plan_of_layers
-from ..planning.planner import MakeOptimizer, fake_copy
+from ..planning.planner import MakeOptimizer
 from ..planning.subnetworks import Subnetwork, build
 from ..stream import Learn, subnetwork_major, time_major
 from .batch import check_batch, check_sample, split_frames

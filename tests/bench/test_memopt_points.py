@@ -11,7 +11,7 @@ from bench import jelly, memopt, memopt_points
 from bench.memory import fake_peak
 from bench.results import read
 from stdl_engine.building import optimizer_factory, sample_batch, shapes_of
-from stdl_engine.planning.planner import fake_copy, fake_like, faking
+from stdl_engine.planning.fake import fake_copy, fake_like, faking
 from stdl_engine.planning.work import Work
 from stdl_engine.rules import BPTT
 from stdl_engine.tradeoff import read_points

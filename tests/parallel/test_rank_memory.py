@@ -10,8 +10,8 @@ from stdl_engine.memory.tracker import Tracker
 from stdl_engine.parallel import ParallelRule, Ranks
 from stdl_engine.parallel.forecast import StageTrials, forecast, stages_of
 from stdl_engine.planning.budgets import OverBudget, parse_budget
+from stdl_engine.planning.fake import faking
 from stdl_engine.planning.fit import held
-from stdl_engine.planning.planner import faking
 from stdl_engine.rules import Rule
 
 from ..rules.nets import batch, make, small

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from stdl_engine.planning.auxiliary import VARIANTS
+from stdl_engine.planning.fake import faking
 from stdl_engine.planning.fit import Fitting, last_true
-from stdl_engine.planning.planner import faking
 from stdl_engine.planning.profile import Step
 from stdl_engine.rules import SLTT
 

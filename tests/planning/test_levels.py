@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from stdl_engine.planning.fake import faking
 from stdl_engine.planning.levels import Levels
 from stdl_engine.planning.plan import Recompute
-from stdl_engine.planning.planner import faking, measure, predict
+from stdl_engine.planning.planner import measure, predict
 from stdl_engine.rules import BPTT, ELL, SLTT, STDL
 from stdl_engine.units import ConvUnit, Head, ResidualBlock
 
