@@ -11,7 +11,6 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -23,7 +22,7 @@ from ..memory.still import StillImage, showing
 from ..memory.strided import taking_pixels_first
 from ..memory.tracker import mark
 from ..neurons import borrowed, reset_states
-from ..planning.budgets import Budget, format_bytes, parse_budget
+from ..planning.budgets import Budget, parse_budget
 from ..planning.chunks import chunk_within
 from ..planning.fake import fake_copy
 from ..planning.flow import Flow
@@ -34,9 +33,10 @@ from ..planning.planner import MakeOptimizer
 from ..planning.subnetworks import Subnetwork, build
 from ..stream import Learn, subnetwork_major, time_major
 from .batch import check_batch, check_sample, split_frames
-from .checks import check_chunk, check_recompute, check_subnetworks, check_tensors
+from .checks import check_chunk, check_promise, check_recompute, check_subnetworks, check_tensors
 from .finite import GuardedSteps
 from .inference import mean_logits
+from .lesson import Before, Lesson
 from .states import restore, state_of
 from .still import first_convolution, still_image
 
@@ -111,9 +111,9 @@ class Rule:
 
     online = True
     """Whether the gradient treats the past as a constant."""
-    _losses: dict[Subnetwork, Any]
-    _logits: Any
-    """Sums over the time steps of the batch so far; 0 before the first one."""
+    _lesson: Lesson
+    _before: Before
+    """Of the batch that is being learned from; there only during a training step."""
 
     exchange: Exchange | None = None
     """Combines the gradients of a subnetwork before its optimizer steps, where several ranks share a batch."""
@@ -283,30 +283,12 @@ class Rule:
             run(subnetworks, frames, learn or self.learn, self.finish)
             if self.exchange is not None:
                 self.exchange.end()
-            logits = self._logits / T if subnetworks[-1].is_last else None
-            return [self._losses[part] for part in subnetworks], logits
+            return self._lesson.results(subnetworks)
 
     def check_promise(self, x: Tensor, T: int) -> None:
         """Refuse a batch that takes more memory than the budget was planned for."""
         assert self.budget is not None
-        assert self.budget.size is not None
-        planned = f"the budget of {format_bytes(self.budget.size, self.budget.binary)} was planned for "
-        is_sequence = x.ndim > 1 + len(self.network.in_shape)
-        batch_size = x.shape[1] if is_sequence else len(x)
-        if is_sequence and not self.sequence:
-            raise ValueError(
-                f"{planned}one image shown at every time step, and this batch is a sequence of frames, which takes "
-                "more: pass sequence=True when the rule is made."
-            )
-        if batch_size > self.batch_size:
-            raise ValueError(
-                f"{planned}batches of {self.batch_size}, and this one has {batch_size} samples: make the rule with a "
-                "sample of that size."
-            )
-        if isinstance(T, int) and self.steps < T:
-            raise ValueError(
-                f"{planned}{self.steps} time steps, and these are {T}: pass steps={T} when the rule is made."
-            )
+        check_promise(self.budget, self.batch_size, self.steps, self.sequence, x, T, len(self.network.in_shape))
 
     @contextlib.contextmanager
     def started(
@@ -315,43 +297,26 @@ class Rule:
         """A context in which subnetworks may `learn` and `finish` one batch of T time steps; the model is borrowed.
         `still` is the network's input, if it is the same at every time step; `trained` are the subnetworks that will
         learn, by default all of them."""
-        trained = self.subnetworks if trained is None else trained
         self._guard.check()
-        gradients = [(p, p.grad) for part in trained for p in part.parameters()]
-        _set_gradients((p, None) for p, _ in gradients)
-        self._labels, self._steps, self._losses, self._logits = y.long(), T, {}, 0
-        buffers = {part: [(b, b.clone()) for b in part.buffers()] for part in trained}
-        self._unfinished = list(trained)
-        self._flows = {part: self.flow(part) for part in self.subnetworks}
-        self._levels = {
-            part: [self.plan.recompute.level(number, stage.name) for stage in flow.stages]
-            for number, (part, flow) in enumerate(self._flows.items())
-        }
+        flows = {part: self.flow(part) for part in self.subnetworks}
+        self._lesson = lesson = Lesson(y, T, flows, self.plan.recompute)
+        self._before = Before(self.subnetworks if trained is None else trained)
         modules = list(self.modules())
         samples = len(y) if self.plan.chunk > 1 else None
         borrowing = borrowed(modules, training=True, online=self.online, memory=self.memory, samples=samples)
         norms = lean_norms(modules, samples) if self.memory == "lean" else contextlib.nullcontext()
-        again = computing_again(self._run_again() if self.online else ())
+        again = computing_again(lesson.modules_run_again() if self.online else ())
         # What convolves a still image is found while its batch norm is still a plain one.
-        with borrowing, self._showing(still, T) as self._still, norms, taking_pixels_first(modules), again:
+        with borrowing, self._showing(still, T) as lesson.still, norms, taking_pixels_first(modules), again:
             try:
                 yield
             except BaseException:
-                with torch.no_grad():
-                    for buffer, before in (pair for part in self._unfinished for pair in buffers[part]):
-                        buffer.copy_(before)
+                self._before.restore_buffers()
                 raise
             finally:
-                _set_gradients(gradients)
+                self._before.restore_gradients()
                 torch.clear_autocast_cache()
-                del self._labels, self._losses, self._logits, self._unfinished, self._flows, self._levels
-                self._still = None
-
-    def _run_again(self) -> Iterator[nn.Module]:
-        """The layers of the pieces that run again."""
-        for part, flow in self._flows.items():
-            for stage, level in zip(flow.stages, self._levels[part], strict=True):
-                yield from (layer for module in stage.piece.modules if level for layer in module.modules())
+                del self._lesson, self._before
 
     def _showing(self, image: Tensor | None, T: int) -> contextlib.AbstractContextManager[StillImage | None]:
         """The context in which the network's input is convolved once, if it is the same at every time step and this
@@ -359,7 +324,8 @@ class Rule:
         not done where stages of the first one run again in backward, because what a mixture of those takes is added up
         from stages that hold nothing between time steps."""
         first, unit = self.subnetworks[0], self.model[0]
-        is_free = not any(self._levels[first]) and (self.order == "subnetwork" or len(self.subnetworks) == 1)
+        is_alone = self.order == "subnetwork" or len(self.subnetworks) == 1
+        is_free = is_alone and not self._lesson.runs_again(first)
         if image is None or T == 1 or self.memory != "lean" or first.units[0] is not unit or not is_free:
             return contextlib.nullcontext()
         return showing(image, first_convolution(unit))
@@ -379,26 +345,10 @@ class Rule:
     def forward(self, subnetwork: Subnetwork, x: Kept) -> tuple[Kept, Tensor]:
         """Output of a subnetwork, detached and in its small form if lean, and its loss for this chunk."""
         with saving(self.memory):
-            output, logits = self._flows[subnetwork].run(x)
-        loss = self.loss(logits)
-        self.note(subnetwork, logits, loss)
+            output, logits = self._lesson.flows[subnetwork].run(x)
+        loss = self._lesson.loss(logits)
+        self._lesson.note(subnetwork, logits, loss)
         return output, loss
-
-    def loss(self, logits: Tensor) -> Tensor:
-        """The loss of one chunk of time, from the logits of its steps in order."""
-        steps = len(logits) // len(self._labels)
-        if steps == 1:
-            return cross_entropy(logits, self._labels) / self._steps
-        return cross_entropy(logits, self._labels.repeat(steps)) * (steps / self._steps)
-
-    def note(self, subnetwork: Subnetwork, logits: Tensor, loss: Tensor | None = None) -> None:
-        """Add a chunk of time to the result of the training step."""
-        logits = logits.detach()
-        loss = self.loss(logits) if loss is None else loss.detach()
-        self._losses[subnetwork] = self._losses.get(subnetwork, 0) + loss
-        if subnetwork.is_last:
-            for of_step in logits.split(len(self._labels)):
-                self._logits = self._logits + of_step
 
     def backward(self, subnetwork: Subnetwork, loss: Tensor) -> None:
         """Add the gradient of a loss to a subnetwork's parameters, scaled if the precision requires it."""
@@ -410,8 +360,8 @@ class Rule:
     def finish(self, subnetwork: Subnetwork) -> None:
         """After all time steps of a subnetwork: its optimizer steps, its gradients and states are freed."""
         reset_states(subnetwork)
-        if self._still is not None:
-            self._still.forget()  # only the first subnetwork sees the image, and it is the first to finish
+        if self._lesson.still is not None:
+            self._lesson.still.forget()  # only the first subnetwork sees the image, and it is the first to finish
         if self.exchange is None:
             self.update(subnetwork)
         else:
@@ -427,7 +377,7 @@ class Rule:
             self.scalers[index].update()
         else:
             self._guard.step(optimizer, f"subnetwork {index + 1}", self.named_parameters(index))
-        self._unfinished.remove(subnetwork)
+        self._before.finished(subnetwork)
         optimizer.zero_grad(set_to_none=True)
         torch.clear_autocast_cache()  # a surrounding autocast context would keep the old weights in low precision
 
@@ -459,8 +409,3 @@ class Rule:
         changes.
         """
         restore(self, state)
-
-
-def _set_gradients(gradients: Iterable[tuple[nn.Parameter, Tensor | None]]) -> None:
-    for parameter, gradient in gradients:
-        parameter.grad = gradient

@@ -21,7 +21,7 @@ class BPTT(Rule):
 
     def learn(self, subnetwork: Subnetwork, t: int, x: Kept) -> Kept:
         mark(step=t, subnetwork=0, phase="forward")
-        if any(self._levels[subnetwork]):  # stages take all time steps together, once all are there
+        if self._lesson.runs_again(subnetwork):  # stages take all time steps together, once all are there
             self._frames = [*(self._frames if t else ()), x]
             return x
         output, loss = self.forward(subnetwork, x)
@@ -29,7 +29,7 @@ class BPTT(Rule):
         return output
 
     def finish(self, subnetwork: Subnetwork) -> None:
-        if any(self._levels[subnetwork]):
+        if self._lesson.runs_again(subnetwork):
             self._learn_recomputing(subnetwork)
         else:
             self.backward(subnetwork, self._total)
@@ -37,17 +37,18 @@ class BPTT(Rule):
         super().finish(subnetwork)
 
     def _learn_recomputing(self, subnetwork: Subnetwork) -> None:
-        steps = ExactSteps(self._flows[subnetwork], self._levels[subnetwork], self.device, self.plan.recompute.segment)
+        flow, levels = self._lesson.flows[subnetwork], self._lesson.levels[subnetwork]
+        steps = ExactSteps(flow, levels, self.device, self.plan.recompute.segment)
         logits = steps.forward(self._frames)
         del self._frames
         for of_step in logits:
-            self.note(subnetwork, of_step)
+            self._lesson.note(subnetwork, of_step)
         steps.backward(lambda t: self._gradient(subnetwork, logits[t]))
 
     def _gradient(self, subnetwork: Subnetwork, logits: Tensor) -> Tensor:
         """The gradient of the loss of one time step, scaled if the precision requires it."""
         logits = logits.detach().requires_grad_()
         with torch.enable_grad():
-            self.backward(subnetwork, self.loss(logits))
+            self.backward(subnetwork, self._lesson.loss(logits))
         assert logits.grad is not None
         return logits.grad

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..neurons import Neuron
+from ..planning.budgets import Budget, format_bytes
 from ..planning.flow import Flow
 from ..planning.plan import Plan
 from ..planning.subnetworks import Subnetwork
@@ -71,3 +72,24 @@ def check_recompute(plan: Plan, flows: Sequence[Flow]) -> None:
             f"the plan runs {plan.recompute.name(*unknown[0])} again, a piece that this network does not have: plan "
             "for this network, or take plan.recomputing({}), which runs nothing again."
         )
+
+
+def check_promise(budget: Budget, batch_size: int, steps: int, sequence: bool, x: Tensor, T: int, dims: int) -> None:
+    """Reject a batch of samples of so many dimensions that takes more memory than a budget in bytes was planned for:
+    for batches of `batch_size`, for `steps` time steps, and for images or for sequences."""
+    assert budget.size is not None
+    planned = f"the budget of {format_bytes(budget.size, budget.binary)} was planned for "
+    is_sequence = x.ndim > 1 + dims
+    samples = x.shape[1] if is_sequence else len(x)
+    if is_sequence and not sequence:
+        raise ValueError(
+            f"{planned}one image shown at every time step, and this batch is a sequence of frames, which takes "
+            "more: pass sequence=True when the rule is made."
+        )
+    if samples > batch_size:
+        raise ValueError(
+            f"{planned}batches of {batch_size}, and this one has {samples} samples: make the rule with a "
+            "sample of that size."
+        )
+    if isinstance(T, int) and steps < T:
+        raise ValueError(f"{planned}{steps} time steps, and these are {T}: pass steps={T} when the rule is made.")

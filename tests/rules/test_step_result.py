@@ -55,7 +55,7 @@ def test_nothing_is_left_behind(name, memory):
     assert all(module.membrane is None for module in rule.modules() if isinstance(module, FusedLIF))
     assert all(p.grad is None for part in rule.subnetworks for p in part.parameters())
     assert torch.equal(x, kept)
-    assert not hasattr(rule, "_labels")
+    assert not hasattr(rule, "_lesson")
 
 
 def test_every_step_starts_afresh():
