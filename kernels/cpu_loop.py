@@ -175,9 +175,9 @@ def _forward_kernel(
                 m, adaptation = args.m + here, args.adaptation + here
                 past, past_adaptation = args.m_first + here, args.adaptation_first + here
                 if in_place and past != m:
-                    _copy(states(past), states(m), count)
+                    copy(states(past), states(m), count)
                     if writes_second:
-                        _copy(states(past_adaptation), states(adaptation), count)
+                        copy(states(past_adaptation), states(adaptation), count)
                 for t in range(steps):
                     start = t * n + first
                     x, spikes = maps(args.x + start * item), maps(args.spikes + start * item)
@@ -198,7 +198,8 @@ def _forward_kernel(
 
 
 @inlined
-def _copy(source, target, count):
+def copy(source, target, count):
+    """The numbers of one tile into another."""
     for k in range(np.uint64(count)):
         target[k] = source[k]
 
@@ -228,8 +229,7 @@ def _backward_kernel(
             if chunk >= n:
                 break
             if sums:
-                for lane in range(LANES):
-                    lanes[lane] = zero
+                fill(lanes, zero, LANES)
             for first in range(chunk, min(chunk + CHUNK, n), TILE):
                 count, here = min(TILE, n - first), first * width
                 m, adaptation = args.m + here, args.adaptation + here
@@ -285,17 +285,11 @@ def _backward_kernel(
                         if sums:
                             products[k] = product
                     if sums:
-                        for k in range(count, TILE):
-                            products[k] = zero
-                        for row in range(np.uint64(0), np.uint64(TILE), np.uint64(LANES)):
-                            for lane in range(np.uint64(LANES)):
-                                lanes[lane] += products[row + lane]
+                        add_to_lanes(products, lanes, count, zero)
                     m, adaptation, from_m, from_adaptation = past, past_adaptation, to_m, to_adaptation
             if sums:
-                total = zero
-                for lane in range(LANES):
-                    total += lanes[lane]
-                carray(pointer(args.partial), ((n + CHUNK - 1) // CHUNK,), arithmetic)[ticket] = total
+                totals = carray(pointer(args.partial), ((n + CHUNK - 1) // CHUNK,), arithmetic)
+                totals[ticket] = sum_of_lanes(lanes, zero)
 
     return compile_kernel(body, record), record
 
@@ -305,3 +299,22 @@ def fill(tile, value, count):
     """The same number everywhere."""
     for k in range(np.uint64(count)):
         tile[k] = value
+
+
+@inlined
+def add_to_lanes(products, lanes, count, zero):
+    """Add what a tile's neurons contribute to a chunk's running sums; places after the last neuron count as zero."""
+    for k in range(count, TILE):
+        products[k] = zero
+    for row in range(np.uint64(0), np.uint64(TILE), np.uint64(LANES)):
+        for lane in range(np.uint64(LANES)):
+            lanes[lane] += products[row + lane]
+
+
+@inlined
+def sum_of_lanes(lanes, zero):
+    """A chunk's sum from its running sums, the first one first."""
+    total = zero
+    for lane in range(LANES):
+        total += lanes[lane]
+    return total

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which import everything anyw
         lif_step,
         lif_step_,
         plif_step,
+        plif_step_,
     )
     from .models import build_model
     from .neurons import FusedALIF, FusedLIF, FusedPLIF, reset_states
@@ -33,7 +34,7 @@ _HOMES = {
     ".convert": ("convert_neurons", "fuse_norms", "optimize", "restore", "units_from"),
     ".kernels": (
         "ATan", "Erf", "PiecewiseExp", "Rectangle", "Sigmoid", "SoftSign", "SuperSpike", "Triangle",
-        "alif_step", "alif_step_", "lif_step", "lif_step_", "plif_step",
+        "alif_step", "alif_step_", "lif_step", "lif_step_", "plif_step", "plif_step_",
     ),
     ".models": ("build_model",),
     ".neurons": ("FusedALIF", "FusedLIF", "FusedPLIF", "reset_states"),
@@ -73,6 +74,7 @@ __all__ = [
     "load",
     "optimize",
     "plif_step",
+    "plif_step_",
     "reset_states",
     "restore",
     "units_from",

@@ -250,7 +250,7 @@ def conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> n
 
 
 def after_norm(make_neuron: MakeNeuron) -> nn.Module:
-    """A neuron layer whose input is batch norm's output and of no other use: lean memory fires over it."""
+    """A neuron layer behind batch norm. Nothing else reads its input, so lean memory may write the spikes over it."""
     neuron: Any = make_neuron()
     neuron.overwrite = True
     return neuron

@@ -71,6 +71,12 @@ def test_editors_and_type_checkers_see_what_is_imported_later():
     assert sorted(stdl_engine.__all__) == sorted(name for names in seen.values() for name in names)
 
 
+@pytest.mark.parametrize("neuron", ["lif", "plif", "alif"])
+def test_every_neuron_has_the_same_public_steps(neuron):
+    """One that returns a new state, and one over the state."""
+    assert {f"{neuron}_step", f"{neuron}_step_"} <= set(stdl_engine.__all__)
+
+
 def test_modules_that_the_type_checker_is_told_of_exist():
     paths = [*(ROOT / "stdl_engine").rglob("*.py"), *(ROOT / "stdl_engine" / "kernels").rglob("*.py")]
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths}

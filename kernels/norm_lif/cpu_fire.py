@@ -2,8 +2,8 @@
 
 A tile of batch norm's output is made in the first-level cache and goes through the neuron from there. Backward, the
 neuron's gradient is summed up for batch norm while it is in the cache. The equations and the order of all sums are
-those of the two kernels that do this one after the other (`cpu_norm`, `cpu_loop`), so results are the same to the last
-bit.
+those of the kernels that do this one after the other (`cpu_norm`, `cpu_sums`, `cpu_loop`), so results are the same to
+the last bit.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from ..cpu_loop import LANES, TILE, Numbers, fill, fire_for, numbers_of, pack, tile_of
+from ..cpu_loop import (
+    LANES,
+    TILE,
+    Numbers,
+    add_to_lanes,
+    copy,
+    fill,
+    fire_for,
+    numbers_of,
+    pack,
+    sum_of_lanes,
+    tile_of,
+)
 from ..cpu_math import element
 from ..cpu_scratch import scratch
 from ..cpu_threads import CHUNK, Kernel, address, claim, compile_kernel, pointer, run_on, workers_for
 from ..lif.cpu import add_up_decay, go_back_for, integrate_for, numbers_for
-from .cpu_norm import (
-    MOST,
-    add_up,
-    chunks_of,
-    clear,
-    fold,
-    normalise_tile,
-    partial_sums,
-    row_of,
-    row_of_table,
-    spread,
-    sum_tile,
-    sums_of_ticket,
-)  # fmt: skip
+from .cpu_norm import normalise_tile
+from .cpu_rows import MOST, chunks_of, clear, fold, row_of, row_of_table, spread, sums_of_ticket
+from .cpu_sums import add_up, partial_sums, sum_tile
 from .operands import GAIN, MEAN, OFFSET, Fire, GoBack
 
 if TYPE_CHECKING:
@@ -116,9 +117,7 @@ def _forward_kernel(dtype: torch.dtype, integrate: Callable, in_place: bool) -> 
                 count, here = min(TILE, n - first), first * 4
                 m, past = args.m + here, args.m_first + here
                 if in_place and past != m:
-                    source, target = states(past), states(m)
-                    for k in range(np.uint64(count)):
-                        target[k] = source[k]
+                    copy(states(past), states(m), count)
                 for t in range(steps):
                     if t // each != known:
                         known = t // each
@@ -209,11 +208,7 @@ def _backward_kernel(
                         if sums_decay:
                             products[k] = product
                     if sums_decay:
-                        for k in range(count, TILE):
-                            products[k] = zero
-                        for row in range(np.uint64(0), np.uint64(TILE), np.uint64(LANES)):
-                            for lane in range(np.uint64(LANES)):
-                                lanes[lane] += products[row + lane]
+                        add_to_lanes(products, lanes, count, zero)
                     if t // each != known:
                         known = t // each
                         spread(row_of_table(args.table, known, MEAN, channels), means, channels)
@@ -225,9 +220,7 @@ def _backward_kernel(
                 fold(alone, channels)
                 fold(with_x, channels)
             if sums_decay:
-                total = zero
-                for lane in range(LANES):
-                    total += lanes[lane]
-                carray(pointer(args.of_decay), (args.chunks,), np.float32)[ticket] = total
+                totals = carray(pointer(args.of_decay), (args.chunks,), np.float32)
+                totals[ticket] = sum_of_lanes(lanes, zero)
 
     return compile_kernel(body, _record((*_GO_BACK, "partial", "of_decay")))

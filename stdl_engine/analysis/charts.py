@@ -253,12 +253,7 @@ def _marker(number: int, x: float, y: float, inside: str = "") -> str:
     kind, colour = list(MARKERS)[number % len(MARKERS)], f'class="mark s{number % COLOURS}"'
     if kind == "circle":
         return f'<circle {colour} cx="{x:.1f}" cy="{y:.1f}" r="3.5">{inside}</circle>'
-    shapes = {
-        "square": "m-3,-3h6v6h-6z",
-        "triangle": "m0,-4.5l4,7.5h-8z",
-        "diamond": "m0,-4.5l4.5,4.5l-4.5,4.5l-4.5,-4.5z",
-    }
-    return f'<path {colour} d="M{x:.1f},{y:.1f}{shapes[kind]}">{inside}</path>'
+    return f'<path {colour} d="M{x:.1f},{y:.1f}{MARKERS[kind]}">{inside}</path>'
 
 
 def _legend(entries: Sequence[tuple[str, int]]) -> tuple[str, float]:
