@@ -26,7 +26,7 @@ with extra("train", __name__):
     from .parallel.simulate import Machine
     from .planning.budgets import format_bytes, parse_budget, parse_bytes
     from .planning.plan import fold_names
-    from .planning.planner import PARTS, Prediction
+    from .planning.planner import Prediction
     from .printer import WIDTH, Printer
     from .recipes import RECIPES, SMALLEST_BATCH, Recipe, by_rule, find
     from .stopping import StopSignals
@@ -275,16 +275,8 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
 
 def prediction_table(p: Prediction, binary: bool = False) -> Table:
     """One plan for people: the peak, what it is made of, and each subnetwork."""
-    peak = format_bytes(p.peak_bytes, binary)
-    title = f"{p.rule}, {p.memory} memory, batch {p.batch_size}, T={p.steps}: peak {peak}"
-    caption = ", ".join(f"{part} {format_bytes(p.parts[part], binary)}" for part in PARTS)
-    step, part = (p.place.step or 0) * p.chunk + 1, (p.place.subnetwork or 0) + 1
-    place = f"reached in time step {step}, subnetwork {part}, {p.place.phase}"
-    together = f"\n{p.chunk} time steps run together" if p.chunk > 1 else ""
-    again = f"\nrun again in backward: {', '.join(p.recompute)}" if p.recompute else ""
-    table = Table(
-        title=title, caption=f"{caption}\n{place}{again}{together}", title_justify="left", caption_justify="left"
-    )
+    caption = "\n".join(p.details(binary))
+    table = Table(title=p.title(binary), caption=caption, title_justify="left", caption_justify="left")
     for column in ("", *HEADINGS, "peak"):
         table.add_column(column, justify="right" if column == "peak" else "left", no_wrap=column == "peak")
     names = [("-".join(part["units"]), "-".join(part["auxiliary"]) or "-") for part in p.subnetworks]

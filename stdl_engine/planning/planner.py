@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from ..memory.spikes import Kept
 from ..memory.tracker import Event, Place, Tracker, identity
 from ..neurons import Neuron
+from .budgets import format_bytes
 from .fake import fake_copy, fake_like, faking
 from .flow import Flow
 from .network import Network
@@ -79,6 +80,30 @@ class Prediction:
     cost: float | None = None
     chunk: int = 1
     """How many time steps run together."""
+
+    def title(self, binary: bool = False) -> str:
+        """The peak, and of what it is one; with `binary` in GiB."""
+        peak = format_bytes(self.peak_bytes, binary)
+        return f"{self.rule}, {self.memory} memory, batch {self.batch_size}, T={self.steps}: peak {peak}"
+
+    def details(self, binary: bool = False) -> list[str]:
+        """What the peak is made of, where it is reached, and how the step runs."""
+        step, part = (self.place.step or 0) * self.chunk + 1, (self.place.subnetwork or 0) + 1
+        return [
+            ", ".join(f"{part} {format_bytes(self.parts[part], binary)}" for part in PARTS),
+            f"reached in time step {step}, subnetwork {part}, {self.place.phase}",
+            *([f"run again in backward: {', '.join(self.recompute)}"] if self.recompute else []),
+            *([f"{self.chunk} time steps run together"] if self.chunk > 1 else []),
+        ]
+
+    def __str__(self) -> str:
+        subnetworks = (
+            f"{number}. {'-'.join(part['units'])}"
+            f"{', auxiliary ' + '-'.join(part['auxiliary']) if part['auxiliary'] else ''}: "
+            f"{format_bytes(part['peak_bytes'])}"
+            for number, part in enumerate(self.subnetworks, 1)
+        )
+        return "\n".join([self.title(), *self.details(), *subnetworks])
 
 
 def predict(

@@ -1,6 +1,7 @@
 """The planner's peak is the peak: real tensors, followed by the same tracker, reach the same byte."""
 
 import functools
+import re
 
 import pytest
 import torch
@@ -113,3 +114,16 @@ def test_neurons_with_a_backend_of_their_own(backend):
     x, y = torch.randn(SHAPE), torch.randint(10, SHAPE[:1])
     if backend != "triton":
         assert measure(STDL(model, SGD, x, budget="published"), x, y, T).peak_bytes == planned
+
+
+def test_a_prediction_in_words():
+    options = {"budget": 0.6, "recompute": "all", "chunk": 3}
+    predicted = predict(STDL, build_model("resnet18", width=0.0625), SGD, SHAPE, T, **options)
+    peak, parts, place, again, together, *subnetworks = str(predicted).splitlines()
+    assert peak == f"STDL, lean memory, batch 4, T=3: peak {predicted.peak_bytes / 1e6:.2f} MB"
+    assert parts.startswith(f"parameters {predicted.parts['parameters'] / 1e3:.2f} kB, optimizer ")
+    assert re.fullmatch(r"reached in time step 1, subnetwork \d, (forward|backward|recompute|optimizer)", place)
+    assert again.startswith("run again in backward: 1/0:4C3, ")
+    assert together == "3 time steps run together"
+    assert [line[:3] for line in subnetworks] == [f"{n}. " for n in range(1, 1 + len(predicted.subnetworks))]
+    assert re.fullmatch(r"1\. 4C3-.*, auxiliary .*-10FC: [\d.]+ MB", subnetworks[0])
