@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .building import for_shard, make_rule, sample_batch, shapes_of
-from .parallel.forecast import Forecast, forecast
+from .parallel.forecast import Forecast, Shards, forecast
 from .parallel.simulate import Layout, Machine, layout
 from .planning.budgets import format_bytes, parse_budget
 from .recipes import SMALLEST_BATCH, Recipe
@@ -47,7 +47,8 @@ def plan_ranks(recipe: Recipe, stages: int, ranks: int | None) -> RankPlan:
     if stages < 1 or ranks % stages:
         raise ValueError(f"--ranks {ranks} cannot be {stages} stages: make it a multiple of {stages}.")
     shards = ranks // stages
-    found = forecast(rule_of(recipe, shards), stages, recipe.steps, sequence=recipe.events)
+    shared = Shards(shards, recipe.sync_norm)
+    found = forecast(rule_of(recipe, shards), stages, recipe.steps, sequence=recipe.events, shards=shared)
     return RankPlan(recipe, shards, found)
 
 

@@ -20,7 +20,7 @@ from .data.loader import generator_for
 from .memory.tracker import Tracker
 from .meter import Meter
 from .parallel import Halted, ParallelRule, Ranks
-from .parallel.forecast import forecast
+from .parallel.forecast import Shards, forecast
 from .planning.fit import held
 from .printer import Printer
 from .recipes import Recipe, as_dict
@@ -43,12 +43,10 @@ class RankTrainer(Trainer):
         self.ranks = ranks
         super().__init__(recipe, data, folder, printer, stop)
         self.stop.patient = True
-        runs = None
-        if ranks.stages > 1:
-            found = forecast(self.rule, ranks.stages, recipe.steps, sequence=self.recipe.events)
-            self.predicted = replace(self.predicted, peak_bytes=found.stages[ranks.stage].peak_bytes)
-            runs = found.runs
-        self.parallel = ParallelRule(self.rule, ranks, runs=runs, sync_norm=recipe.sync_norm)
+        shards = Shards(ranks.shards, recipe.sync_norm)
+        found = forecast(self.rule, ranks.stages, recipe.steps, sequence=self.recipe.events, shards=shards)
+        self.predicted = replace(self.predicted, peak_bytes=found.stages[ranks.stage].peak_bytes)
+        self.parallel = ParallelRule(self.rule, ranks, runs=found.runs, sync_norm=recipe.sync_norm)
         self._seed_this_rank()
 
     def _seed_this_rank(self) -> None:

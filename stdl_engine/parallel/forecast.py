@@ -4,6 +4,7 @@ tensors. With a budget in bytes it decides which subnetworks go onto which stage
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,16 +18,32 @@ from ..memory.tracker import Tracker
 from ..planning.budgets import Budget, OverBudget, format_bytes
 from ..planning.fake import fake_like, faking
 from ..planning.fit import give_states, held
+from ..planning.subnetworks import Subnetwork
 from ..planning.work import Work
 from ..rules import Rule
 from ..rules.batch import split_frames
 from .balance import balanced, counted_work, work_by_subnetwork
-from .stage import train_stage, with_labels
+from .gradients import SharedGradients
+from .links import Message, header_bytes
+from .norm import synchronised
+from .peers import AbsentPeers
+from .stage import train_stage, training_message
 from .wire import Wire, decode, decoded, payload_bytes
 
 CPU = torch.device("cpu")
 AHEAD = 2
 """How many batches may wait to be sent, unless something else is asked for."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """How many ranks share each batch, and whether they compute batch norm together."""
+
+    count: int = 1
+    sync_norm: bool = False
+
+
+ALONE = Shards()
 
 
 @dataclass(frozen=True)
@@ -36,11 +53,12 @@ class StageForecast:
     Attributes:
         subnetworks: which ones, from 0.
         units, auxiliary: the names of their layers.
-        peak_bytes: of a training step: weights, optimizer, its input, and all that it computes.
-        in_flight_bytes: at most, of batches that wait to be sent or were received ahead.
+        peak_bytes: of a training step: weights, optimizer, its input, and all that it computes and exchanges.
+        in_flight_bytes: at most, of batches that wait to be sent or were received ahead, with a header on each side.
         work: the share of all multiply-adds.
         parameters: trained here, and exchanged where several ranks share a batch.
         sent_bytes: to the next stage per batch, labels and losses included.
+        header_bytes: sent with them.
         dense_bytes: the same maps in float32.
     """
 
@@ -52,6 +70,7 @@ class StageForecast:
     work: float
     parameters: int
     sent_bytes: int
+    header_bytes: int
     dense_bytes: int
 
     @property
@@ -84,22 +103,25 @@ class Forecast:
         return 1 / max(stage.work for stage in self.stages)
 
 
-def stages_of(rule: Rule, stages: int, *, work: Sequence[float] | None = None, ahead: int = AHEAD) -> Sequence[range]:
+def stages_of(
+    rule: Rule, stages: int, *, work: Sequence[float] | None = None, ahead: int = AHEAD, shards: Shards = ALONE
+) -> Sequence[range]:
     """The subnetworks of each stage: among the ways that keep to the rule's budget in bytes on every rank, if it has
     one, that whose slowest stage has the least work."""
     if stages > 1 and _limit(rule) is not None:
-        return forecast(rule, stages, rule.steps, sequence=rule.sequence, work=work, ahead=ahead).runs
+        return forecast(rule, stages, rule.steps, sequence=rule.sequence, work=work, ahead=ahead, shards=shards).runs
     return balanced(counted_work(rule) if work is None else list(work), stages)
 
 
 def forecast(
-    rule: Rule, stages: int, T: int, *, sequence: bool = False, work: Sequence[float] | None = None, ahead: int = AHEAD
-) -> Forecast:
-    """What the stages of a rule need for a batch like its sample. The model is not touched. `work` is that of each
-    subnetwork, if it was measured. Where the rule has a budget in bytes every stage keeps to it; if that cannot
-    be, OverBudget is raised."""
+    rule: Rule, stages: int, T: int, *, sequence: bool = False, work: Sequence[float] | None = None,
+    ahead: int = AHEAD, shards: Shards = ALONE,
+) -> Forecast:  # fmt: skip
+    """What the stages of a rule need for a batch like its sample, which is the part of one rank if several share it.
+    The model is not touched. `work` is that of each subnetwork, if it was measured. Where the rule has a budget in
+    bytes every stage keeps to it; if that cannot be, OverBudget is raised."""
     with faking():
-        trials = StageTrials(rule, T, sequence=sequence, ahead=ahead)
+        trials = StageTrials(rule, T, sequence=sequence, ahead=ahead, shards=shards)
         share = trials.work if work is None else list(work)
         limit = _limit(rule)
         runs = balanced(share, stages)
@@ -166,8 +188,14 @@ def stage_name(run: range) -> str:
 class StageTrials:
     """The training steps of stages on fake tensors, each measured once. To be used inside `faking()`."""
 
-    def __init__(self, rule: Rule, T: int, *, sequence: bool = False, ahead: int = AHEAD) -> None:
+    def __init__(
+        self, rule: Rule, T: int, *, sequence: bool = False, ahead: int = AHEAD, shards: Shards = ALONE
+    ) -> None:
         self.rule, self.T, self.ahead = rule.without_numbers(), T, ahead
+        peers = AbsentPeers(shards.count)
+        if shards.count > 1:
+            self.rule.exchange = SharedGradients(self.rule, peers)
+        self.norms_over = peers if shards.count > 1 and shards.sync_norm else None
         self.rule.device = CPU  # fake tensors are there, whatever the device of the real ones, and so is their autocast
         frame = fake_like(rule.sample)
         self.work = work_by_subnetwork(Work.of(self.rule.subnetworks, self.rule.flow, frame), rule.plan)
@@ -175,7 +203,7 @@ class StageTrials:
         self.y = torch.empty(len(frame), dtype=torch.int64)
         give_states(self.rule.optimizers)
         self._stages: dict[range, StageForecast] = {}
-        self._messages: dict[int, list[Wire]] = {0: []}
+        self._messages: dict[int, Message | None] = {0: None}
         """What a stage that starts at each subnetwork receives."""
 
     def stage(self, run: range) -> StageForecast:
@@ -184,16 +212,26 @@ class StageTrials:
             self._stages[run] = self._measured(run)
         return self._stages[run]
 
-    def _received(self, start: int) -> list[Wire]:
-        """What the stage before sends. Each use has tensors of its own, which are freed as on a rank."""
+    def _received(self, start: int) -> tuple[list[Wire], int]:
+        """What the stage before sends, and the bytes of its header. Each use has tensors of its own, which are freed as
+        on a rank."""
         if start not in self._messages:
             self.stage(range(start - 1, start))
-        return [Wire(torch.empty_like(wire.payload), wire.meta) for wire in self._messages[start]]
+        message = self._messages[start]
+        if message is None:
+            return [], 0
+        return [Wire(torch.empty_like(wire.payload), wire.meta) for wire in message.wires], header_bytes(message)
+
+    def _norms(self, parts: Sequence[Subnetwork]) -> contextlib.AbstractContextManager[None]:
+        """Inside, batch norm is computed as on ranks."""
+        if self.norms_over is None:
+            return contextlib.nullcontext()
+        return synchronised((module for part in parts for module in part.modules()), self.norms_over)
 
     def _measured(self, run: range) -> StageForecast:
         rule, parts = self.rule, self.rule.subnetworks[run.start : run.stop]
-        wires = self._received(run.start)
-        received_bytes = payload_bytes(wires)
+        wires, received_header = self._received(run.start)
+        received_bytes = payload_bytes(wires) + received_header
         tracker = Tracker()
         tracker.follow(held(parts, rule.optimizers))
         tracker.follow([wire.payload for wire in wires] if wires else [self.x, self.y])
@@ -206,8 +244,10 @@ class StageTrials:
             else:
                 y, losses = self.y, []
                 frames = in_chunks(split_frames(self.x, self.T, rule.network.in_shape), rule.plan.chunk)
-            sent, own, _ = train_stage(rule, parts, frames, y, self.T)
-        message = [] if parts[-1].is_last else with_labels(y, sent, [*losses, *own])
+            with self._norms(parts):
+                sent, own, _ = train_stage(rule, parts, frames, y, self.T)
+        message = None if parts[-1].is_last else training_message(y, sent, [*losses, *own], self.T)
+        sent_bytes, header = (0, 0) if message is None else (payload_bytes(message.wires), header_bytes(message))
         self._messages[run.stop] = message
         planned = rule.plan.parts[run.start : run.stop]
         return StageForecast(
@@ -215,10 +255,11 @@ class StageTrials:
             [name for part in planned for name in part.names],
             [name for part in planned for name in part.auxiliary_names],
             tracker.peak,
-            received_bytes + self.ahead * payload_bytes(message),
+            received_bytes + self.ahead * sent_bytes + header,
             sum(self.work[run.start : run.stop]) / sum(self.work),
             sum(p.numel() for part in parts for p in part.parameters() if p.requires_grad),
-            payload_bytes(message),
+            sent_bytes,
+            header,
             sum(math.prod(wire.meta["shape"]) * torch.float32.itemsize for wire in sent),
         )
 

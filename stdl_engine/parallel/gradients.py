@@ -9,34 +9,34 @@ from torch import Tensor, nn
 from ..planning.subnetworks import Subnetwork
 from ..rules import Rule
 from .faults import exchanging
+from .peers import Peers, Pending
 
 
 class SharedGradients:
-    """The `exchange` of a rule whose batches are spread over the ranks of a group. Every optimizer steps with the mean
-    of the ranks' gradients, which is the gradient of the whole batch if all have equally many samples."""
+    """The `exchange` of a rule whose batches are spread over ranks. Every optimizer steps with the mean of the ranks'
+    gradients, which is the gradient of the whole batch if all have equally many samples."""
 
-    def __init__(self, rule: Rule, group: dist.ProcessGroup) -> None:
-        self.rule, self.group, self.ranks = rule, group, dist.get_world_size(group)
+    def __init__(self, rule: Rule, peers: Peers) -> None:
+        self.rule, self.peers = rule, peers
         self.bytes = 0
         """Bytes of all gradients of this rank that were summed."""
-        self._on_its_way: tuple[Subnetwork, Tensor, dist.Work] | None = None
+        self._on_its_way: tuple[Subnetwork, Tensor, Pending] | None = None
 
     def begin(self, subnetwork: Subnetwork) -> None:
         flat = torch.cat([gradient.detach().flatten() for gradient in _gradients(subnetwork)])
-        with exchanging():
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
+        pending = self.peers.begin_sum(flat)
         self.bytes += flat.numel() * flat.itemsize
         self.end()
-        self._on_its_way = subnetwork, flat, work
+        self._on_its_way = subnetwork, flat, pending
 
     def end(self) -> None:
         if self._on_its_way is None:
             return
-        subnetwork, flat, work = self._on_its_way
+        subnetwork, flat, pending = self._on_its_way
         self._on_its_way = None
         with exchanging():
-            work.wait()
-        flat /= self.ranks
+            pending.wait()
+        flat /= self.peers.count
         gradients = _gradients(subnetwork)
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view(gradient.shape))

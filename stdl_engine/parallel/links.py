@@ -22,6 +22,8 @@ from .wire import Wire, payload_bytes
 
 CLOSED = "closed"
 """The kind of the last message of a link, which the link itself sends and reads."""
+LENGTH_BYTES = 8
+"""Of the number that says how long a header is."""
 
 
 class Transport(Protocol):
@@ -147,7 +149,7 @@ class Sender(_End):
             if wire.payload.numel():
                 self.transport.send(wire.payload)
         with self._state:
-            self._count(message, header.numel() + 8)
+            self._count(message, header.numel() + LENGTH_BYTES)
             self._messages.popleft()
             self._state.notify_all()
         return True
@@ -181,7 +183,7 @@ class Receiver(_End):
         decides how long it lives."""
         with self._state:
             self._state.wait_for(lambda: not self._messages)
-        size = torch.empty(8, dtype=torch.uint8)
+        size = torch.empty(LENGTH_BYTES, dtype=torch.uint8)
         self.transport.receive(size)
         header = torch.empty(int(size.view(torch.int64)), dtype=torch.uint8)
         self.transport.receive(header)
@@ -196,15 +198,24 @@ class Receiver(_End):
         with self._state:
             if message.kind == CLOSED:
                 raise LinkError("it has ended its work")
-            self._count(message, header.numel() + 8)
+            self._count(message, header.numel() + LENGTH_BYTES)
             self._messages.append(message)
             self._state.notify_all()
 
 
+def header_bytes(message: Message) -> int:
+    """Bytes of what is sent before the tensors of a message."""
+    return len(_words(message)) + LENGTH_BYTES
+
+
 def _header(message: Message) -> Tensor:
+    return torch.frombuffer(bytearray(_words(message)), dtype=torch.uint8)
+
+
+def _words(message: Message) -> bytes:
     content = {
         "kind": message.kind,
         "values": message.values,
         "wires": [[wire.meta, wire.payload.numel()] for wire in message.wires],
     }
-    return torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
+    return json.dumps(content).encode()

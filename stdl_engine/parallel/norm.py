@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -19,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..memory.norms import share_of_step
 from ..neurons import in_class
 from .faults import exchanging
+from .peers import Peers
 
 
 class _Normalise(torch.autograd.Function):
@@ -34,7 +34,7 @@ class _Normalise(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, count: Tensor,
         layer: _Synchronised,
     ) -> Tensor:  # fmt: skip
-        ctx.layer, ctx.group = layer, layer.ranks_group
+        ctx.layer, ctx.peers = layer, layer.peers
         ctx.save_for_backward(x, weight, mean, var, count)
         return batch_norm(x, mean, var, weight, bias, False, 0.0, layer.eps)
 
@@ -48,7 +48,7 @@ class _Normalise(torch.autograd.Function):
         )
         sums = torch.stack([grad_weight, grad_bias])
         with exchanging():
-            dist.all_reduce(sums, group=ctx.group)
+            ctx.peers.begin_sum(sums).wait()
         with_x, alone = sums / count
         inverse = (var + eps).rsqrt()
         slope = scale * inverse * inverse * with_x
@@ -61,7 +61,7 @@ class _Normalise(torch.autograd.Function):
 class _Synchronised(_BatchNorm):
     """The class of a batch norm layer during a training step on several ranks. In evaluation mode nothing changes."""
 
-    ranks_group: dist.ProcessGroup
+    peers: Peers
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -77,10 +77,7 @@ class _Synchronised(_BatchNorm):
         full = x if x.dtype == torch.float64 else x.float()
         own_var, own_mean = torch.var_mean(full, [0, *range(2, x.ndim)], correction=0)
         own = torch.stack([own_mean, own_var, torch.full_like(own_mean, x.numel() / x.shape[1])])
-        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.ranks_group))]
-        with exchanging():
-            dist.all_gather(parts, own, group=self.ranks_group)
-        means, variances, counts = torch.stack(parts, 1)
+        means, variances, counts = torch.stack(self.peers.gathered(own), 1)
         count = counts.sum(0)
         mean = (means * counts).sum(0) / count
         var = ((variances + (means - mean) ** 2) * counts).sum(0) / count
@@ -117,10 +114,10 @@ def check_norms(modules: Iterable[nn.Module]) -> None:
             )
 
 
-def synchronised(modules: Iterable[nn.Module], group: dist.ProcessGroup) -> contextlib.AbstractContextManager[None]:
-    """Inside, the batch norm layers among these modules compute over all ranks of a group."""
+def synchronised(modules: Iterable[nn.Module], peers: Peers) -> contextlib.AbstractContextManager[None]:
+    """Inside, the batch norm layers among these modules compute over all ranks that share a batch."""
     norms = (module for module in modules if type(module) in KINDS)
-    return in_class(norms, KINDS.__getitem__, ranks_group=group)
+    return in_class(norms, KINDS.__getitem__, peers=peers)
 
 
 def _by_channel(values: Tensor, like: Tensor) -> Tensor:

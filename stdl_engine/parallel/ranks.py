@@ -34,7 +34,7 @@ class Ranks:
         timeout: seconds after which a rank that does not answer is given up, and the others end.
 
     The processes are those of `torch.distributed` if it is initialised, otherwise those of torchrun, otherwise only
-    this one.
+    this one. Those of torchrun get a GPU each, if there are GPUs: "cuda" is that GPU from here on.
 
     Attributes:
         rank, world: this process, and how many there are.
@@ -47,6 +47,7 @@ class Ranks:
             raise ValueError(f"timeout is {timeout!r}: it must be a number of seconds above 0.")
         self._opened = False
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            use_own_gpu()
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
             self._opened = True
@@ -217,6 +218,13 @@ class GroupTransport(Transport):
 
     def receive(self, payload: Tensor) -> None:
         dist.recv(payload, self.peer, group=self.group)
+
+
+def use_own_gpu() -> None:
+    """Have "cuda" mean another GPU in each process that torchrun has started on this machine. With more processes than
+    GPUs they take turns, which stages can do; NCCL refuses ranks that share both a batch and a GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
 def _store() -> dist.Store:

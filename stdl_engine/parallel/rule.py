@@ -22,12 +22,13 @@ from ..planning.subnetworks import Subnetwork
 from ..rules import Rule, StepResult
 from ..rules.batch import check_batch, split_frames
 from ..rules.inference import measured
-from .forecast import AHEAD, stages_of
+from .forecast import AHEAD, Shards, stages_of
 from .gradients import SharedGradients, make_equal
 from .links import Message, Traffic
 from .norm import check_norms, synchronised
+from .peers import GroupPeers
 from .ranks import Ranks
-from .stage import train_stage, with_labels
+from .stage import train_stage, training_message, with_labels
 from .states import WholeState
 from .wire import Wire, decode, decoded, encode
 
@@ -87,7 +88,8 @@ class ParallelRule:
         if self.sync_norm:
             check_norms(rule.modules())
         if runs is None:
-            runs = stages_of(rule, ranks.stages, work=work, ahead=ahead)
+            shards = Shards(ranks.shards, self.sync_norm)
+            runs = stages_of(rule, ranks.stages, work=work, ahead=ahead, shards=shards)
         self.runs = list(runs)
         """The subnetworks of each stage."""
         self.here = self.runs[ranks.stage]
@@ -99,7 +101,7 @@ class ParallelRule:
             if ranks.data_group is not None:
                 for subnetwork in self.mine:
                     make_equal(subnetwork, ranks.data_group, ranks.rank_of(ranks.stage, 0))
-                rule.exchange = SharedGradients(rule, ranks.data_group)
+                rule.exchange = SharedGradients(rule, GroupPeers(ranks.data_group))
             self._sender, self._receiver = ranks.sender(ahead), ranks.receiver()
         self._next: Message | None = None
         """A message that was received and has not been used yet."""
@@ -119,7 +121,7 @@ class ParallelRule:
                 maps, own, logits = train_stage(self.rule, self.mine, frames, y, T)
             losses = [*losses, *own]
             if self._sender is not None:
-                self._sender.send(Message("train", with_labels(y, maps, losses), {"T": T}))
+                self._sender.send(training_message(y, maps, losses, T))
                 return None
         assert logits is not None, "the last stage has the last subnetwork"
         return LabelledResult(losses[-1], losses, logits, y)
@@ -131,7 +133,7 @@ class ParallelRule:
         modules = (module for part in self.mine for module in part.modules())
         group = self.ranks.data_group if self.sync_norm else None
         try:
-            with contextlib.nullcontext() if group is None else synchronised(modules, group):
+            with contextlib.nullcontext() if group is None else synchronised(modules, GroupPeers(group)):
                 yield
         except BaseException:
             if self.rule.exchange is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..memory.spikes import Kept
 from ..planning.subnetworks import Subnetwork
 from ..rules import Rule
+from .links import Message
 from .wire import Wire, encode
 
 
@@ -34,3 +35,8 @@ def with_labels(y: Tensor, maps: Sequence[Wire], losses: Sequence[Tensor] | None
     """All that is sent of a batch: labels, the losses of the subnetworks so far if there are any, and maps."""
     extra = [] if losses is None else [encode(torch.stack([loss.cpu() for loss in losses]))]
     return [encode(y), *extra, *maps]
+
+
+def training_message(y: Tensor, maps: Sequence[Wire], losses: Sequence[Tensor], T: int) -> Message:
+    """What the next stage learns from."""
+    return Message("train", with_labels(y, maps, losses), {"T": T})

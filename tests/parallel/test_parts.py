@@ -19,6 +19,7 @@ from stdl_engine.parallel import ParallelRule, Ranks, balanced
 from stdl_engine.parallel.faults import LinkError
 from stdl_engine.parallel.forecast import forecast
 from stdl_engine.parallel.links import Message, Receiver, Sender
+from stdl_engine.parallel.ranks import use_own_gpu
 from stdl_engine.parallel.simulate import Machine, layout, pipeline_seconds
 from stdl_engine.parallel.wire import decode, encode
 from stdl_engine.plan import main as plan
@@ -225,6 +226,17 @@ def test_a_forecast_is_what_a_stage_does():
     for before, stage in itertools.pairwise(found.stages):
         assert before.sent_bytes < before.dense_bytes / 3
         assert stage.in_flight_bytes >= before.sent_bytes
+
+
+@pytest.mark.parametrize(("local", "gpu"), [("0", 0), ("1", 1), ("3", 1)])
+def test_each_process_of_a_machine_has_its_own_gpu(local, gpu, monkeypatch):
+    taken = []
+    monkeypatch.setenv("LOCAL_RANK", local)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    use_own_gpu()
+    assert taken == [gpu]
 
 
 def test_the_first_stage_reads_the_data():

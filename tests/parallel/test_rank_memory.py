@@ -8,7 +8,8 @@ import pytest
 
 from stdl_engine.memory.tracker import Tracker
 from stdl_engine.parallel import ParallelRule, Ranks
-from stdl_engine.parallel.forecast import StageTrials, forecast, stages_of
+from stdl_engine.parallel.forecast import Shards, StageTrials, forecast, stages_of
+from stdl_engine.parallel.links import CLOSED, Message, header_bytes
 from stdl_engine.planning.budgets import OverBudget, parse_budget
 from stdl_engine.planning.fake import faking
 from stdl_engine.planning.fit import held
@@ -21,13 +22,14 @@ from .test_stages import CASES, build, steps
 BATCHES = 3
 
 
-def measured_on(stages: int, cases: list[str]) -> dict:
-    """What this rank takes in the last training step of each case, and what it sends in all."""
+def measured_on(stages: int, cases: list[str], sync_norm: bool = False) -> dict:
+    """What this rank takes in the last training step of each case, and what it sends in all. Ranks that share batches
+    are given the same samples, as only sizes count."""
     found = {}
     ranks = Ranks(stages)
     for case in cases:
         built, data = build(*CASES[case])
-        rule, T = ParallelRule(built, ranks), steps(CASES[case][2])
+        rule, T = ParallelRule(built, ranks, sync_norm=sync_norm), steps(CASES[case][2])
         for number, given in enumerate(data[:BATCHES]):
             x, y = given if ranks.is_first else (None, None)
             tracker = Tracker()
@@ -41,7 +43,9 @@ def measured_on(stages: int, cases: list[str]) -> dict:
                 rule.step(x, y, T)
         sent = rule.traffic["sent"] if not ranks.is_last else None
         rule.close()
-        found[case] = {"peak": tracker.peak, "sent": 0 if sent is None else sent.payload_bytes}
+        found[case] = {"peak": tracker.peak, "sent": (0, 0)}
+        if sent is not None:
+            found[case]["sent"] = sent.payload_bytes, sent.header_bytes - header_bytes(Message(CLOSED))
     ranks.close()
     return found
 
@@ -55,7 +59,25 @@ def test_a_rank_takes_what_was_predicted():
         frames = CASES[case][2]
         found = forecast(rule, 3, steps(frames), sequence=bool(frames))
         assert [rank[case]["peak"] for rank in by_rank] == [stage.peak_bytes for stage in found.stages], case
-        assert [rank[case]["sent"] for rank in by_rank] == [BATCHES * stage.sent_bytes for stage in found.stages], case
+        sent = [(BATCHES * stage.sent_bytes, BATCHES * stage.header_bytes) for stage in found.stages]
+        assert [rank[case]["sent"] for rank in by_rank] == sent, case
+
+
+@pytest.mark.parametrize(
+    ("sync_norm", "cases"),
+    [
+        (False, ["stdl, lean, images", "even, bfloat16"]),
+        (True, ["ell, pooled maps", "stdl, recomputing, chunks, sequences"]),
+    ],
+)
+def test_a_rank_that_shares_batches_takes_what_was_predicted(sync_norm, cases):
+    by_rank = run(4, measured_on, 2, cases, sync_norm)
+    for case in cases:
+        rule, _ = build(*CASES[case])
+        frames = CASES[case][2]
+        found = forecast(rule, 2, steps(frames), sequence=bool(frames), shards=Shards(2, sync_norm))
+        peaks = [stage.peak_bytes for stage in found.stages[::-1]]
+        assert [rank[case]["peak"] for rank in by_rank] == [*peaks, *peaks], case
 
 
 @pytest.fixture(scope="module")
