@@ -21,6 +21,7 @@ from .planning.budgets import format_bytes
 from .recipes import Recipe, by_names_of_today, check_names
 from .settings import SettingError, checked
 from .stopping import Stopped, StopSignals
+from .unread_output import ending_quietly, flush
 
 Options = TypeVar("Options")
 
@@ -48,6 +49,8 @@ def run_command(name: str, command: Callable[[list[str], StopSignals], None], ar
         if (sentence := out_of_memory(error)) is None:
             raise
         return complain(name, sentence)
+    finally:
+        flush(sys.stdout)
     return 0
 
 
@@ -90,8 +93,9 @@ def parse(
     settings: dict[str, Any] = {} if defaults is None else {"default": defaults}
     somewhere = contextlib.redirect_stdout(io.StringIO() if sys.stdout is None else sys.stdout)
     try:
-        with contextlib.redirect_stderr(said), somewhere:
+        with contextlib.redirect_stderr(said), somewhere, ending_quietly():
             return tyro.cli(kind, args=arguments, prog=prog, description=description, **settings)
+        sys.exit(0)  # nobody has read the help to its end
     except SystemExit as exit_:
         if not exit_.code:
             raise
