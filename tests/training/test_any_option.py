@@ -151,3 +151,26 @@ def test_a_complaint_does_not_depend_on_standard_output(no_work, monkeypatch, ca
     monkeypatch.setattr(sys, "stdout", stream)
     assert train.main(["digits", *options]) == 2
     assert capsys.readouterr().err == f"stdl_engine.train: {says} (--help lists the options).\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "says"),
+    [
+        (train, ["--stages", "0"], "--stages is 0: it must be 1 or more."),
+        (train, ["--timeout", "nan"], "--timeout is nan: it must be a number from 1 to 1e06."),
+        (plan, ["--stages", "0"], "--stages is 0: it must be 1 or more."),
+        (plan, ["--stages", "2", "--ranks", "0"], "--ranks is 0: it must be 1 or more."),
+        (plan, ["--scaling", "-1"], "--scaling is -1: it must be 1 or more."),
+        (plan, ["--scaling", "4", "--rank-speed", "0"], "--rank-speed is 0.0: it must be 1 or more."),
+        (plan, ["--scaling", "4", "--rank-speed", "nan"], "--rank-speed is nan: it must be a number from 1 to 1e30."),
+        (plan, ["--scaling", "4", "--bandwidth", "inf"], "--bandwidth is inf: it must be 1e30 or less."),
+        (plan, ["--curve", "/"], "--curve is '/', which names no file"),
+        (plan, ["--curve", "nowhere/x.csv"], "--curve nowhere/x.csv cannot be written: nowhere is no folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_are_not_of_a_recipe(no_work, command, options, says, tmp_path, capsys):
+    assert command.main(["digits", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert list(tmp_path.iterdir()) == []
