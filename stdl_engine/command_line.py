@@ -160,7 +160,7 @@ def read_config(path: Path) -> dict[str, Any]:
         values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise ValueError(f"cannot read the config {path} ({error.strerror}).") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise ValueError(f"the config {path} is not {kind} ({error}): write a setting by its name.") from error
     if not isinstance(values, dict):

@@ -174,3 +174,29 @@ def test_options_that_are_not_of_a_recipe(no_work, command, options, says, tmp_p
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "text"), [("deep.json", 100_000 * "["), ("deep.toml", "a = " + 20_000 * "[")])
+def test_a_config_that_is_nested_too_deeply(no_work, name, text, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    assert train.main(["digits", "--config", name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"the config {name} is not {name[5:].upper()} (maximum recursion depth exceeded" in line
+
+
+@pytest.mark.parametrize("option", ["model", "dataset"])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("import sys\nsys.exit(0)\n", "for ends:make raised SystemExit: 0 (ends.py, line 2)"),
+     ("def make(**_):\n    raise SystemExit\n", "ends:make raised SystemExit (ends.py, line 2)")],
+    ids=["imported", "called"],
+)  # fmt: skip
+def test_a_script_of_yours_that_ends_itself(option, text, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "ends", raising=False)
+    (tmp_path / "ends.py").write_text(text)
+    assert train.main(["digits", f"--{option}", "ends:make"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert not (tmp_path / "runs").exists()
