@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from stdl_engine.atomic_files import write_atomically
+from stdl_engine.unread_output import ending_quietly
 
 from . import gpu, gpu_page, places, registry, report
 from .machine import conditions
@@ -37,11 +38,19 @@ ERRORS = (ValueError, RuntimeError, OSError, ImportError)
 
 
 def main(arguments: list[str] | None = None) -> int:
+    with ending_quietly():
+        return command(arguments)
+    return 0
+
+
+def command(arguments: list[str] | None) -> int:
     options = parse(arguments)
     # With --json only the rows go to standard output.
     console = Console(stderr=options.json, width=None if sys.stdout.isatty() else 160)
     try:
         return ACTIONS[options.action](options, console)
+    except BrokenPipeError:
+        raise
     except ERRORS as error:
         return fail(error)
     except KeyboardInterrupt:

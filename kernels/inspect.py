@@ -34,6 +34,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 
 from ..extras import extra
+from ..unread_output import ending_quietly
 from . import dispatch
 from .alif import triton as alif
 from .lif import triton as lif
@@ -299,6 +300,11 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
+    with ending_quietly():
+        command(arguments)
+
+
+def command(arguments: list[str] | None) -> None:
     parser = argparse.ArgumentParser(prog="python -m stdl_engine.kernels.inspect", description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
     parser.add_argument("--target", nargs="+", default=TARGETS, metavar="NAME", help=f"of {', '.join(TARGETS)}")

@@ -8,10 +8,11 @@ import json
 import re
 import sys
 import tomllib
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 import tyro
@@ -21,8 +22,10 @@ from .planning.budgets import format_bytes
 from .recipes import Recipe, by_names_of_today, check_names
 from .settings import SettingError, checked
 from .stopping import Stopped, StopSignals
+from .unread_output import ending_quietly, flush
 
 Options = TypeVar("Options")
+_SETTINGS = {field.name for field in fields(Recipe)}
 
 EXPECTED = (ValueError, TypeError, OSError, ArithmeticError, MissingExtra)
 """Errors whose message is a sentence about what is wrong with a request, or with the machine."""
@@ -48,6 +51,8 @@ def run_command(name: str, command: Callable[[list[str], StopSignals], None], ar
         if (sentence := out_of_memory(error)) is None:
             raise
         return complain(name, sentence)
+    finally:
+        flush(sys.stdout)
     return 0
 
 
@@ -90,12 +95,21 @@ def parse(
     settings: dict[str, Any] = {} if defaults is None else {"default": defaults}
     somewhere = contextlib.redirect_stdout(io.StringIO() if sys.stdout is None else sys.stdout)
     try:
-        with contextlib.redirect_stderr(said), somewhere:
-            return tyro.cli(kind, args=arguments, prog=prog, description=description, **settings)
+        with contextlib.redirect_stderr(said), somewhere, ending_quietly():
+            return _checked(tyro.cli(kind, args=arguments, prog=prog, description=description, **settings))
+        sys.exit(0)  # nobody has read the help to its end
     except SystemExit as exit_:
         if not exit_.code:
             raise
         raise ValueError(f"{_without_box(said.getvalue())} (--help lists the options).") from None
+
+
+def _checked(options: Options) -> Options:
+    """Options whose own numbers are within their limits; the recipe among them checks itself when it is made."""
+    hints = typing.get_type_hints(type(options), include_extras=True)
+    limited = [name for name in hints if name not in _SETTINGS and typing.get_origin(hints[name]) is Annotated]
+    checked(type(options), {name: getattr(options, name) for name in limited})
+    return options
 
 
 def _without_box(text: str) -> str:
@@ -146,7 +160,7 @@ def read_config(path: Path) -> dict[str, Any]:
         values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise ValueError(f"cannot read the config {path} ({error.strerror}).") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise ValueError(f"the config {path} is not {kind} ({error}): write a setting by its name.") from error
     if not isinstance(values, dict):

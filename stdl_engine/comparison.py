@@ -65,7 +65,7 @@ class ComparisonFolder(LockedFolder):
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             return from_dict(values["recipe"]), list(values["rules"]), int(values["seeds"])
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{path} is not what a comparison writes ({error}): start it again.") from error
 
     def runs(self) -> list[tuple[Recipe, Path]]:

@@ -27,6 +27,7 @@ from .kernels.bits import unpack
 from .kernels.cpu_threads import compile_kernel, enlist, run_on, thread_pool
 from .kernels.spike_conv import spike_conv, spike_conv_weight_gradient
 from .neurons import NEURONS, Neuron
+from .unread_output import ending_quietly
 
 CORE = ("torch", "triton", "numpy", "numba", "llvmlite")
 VECTOR_FEATURES = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "amx_tile", "neon", "sve")
@@ -41,6 +42,14 @@ AMD_DRIVER = Path("/sys/module/amdgpu/version")
 
 def main() -> int:
     """Print the report; returns 1 if a kernel does not compute what the reference does."""
+    code = 0
+    with ending_quietly():
+        code = report()
+    return code  # noqa: RET504, as it is 0 if the context was left early
+
+
+def report() -> int:
+    """Print the report and return the exit code."""
     sections = {
         "versions": versions(),
         "CPU": cpu(),

@@ -25,7 +25,7 @@ def call_own(reference: str, **offered: Any) -> Any:
     taken = {name: value for name, value in offered.items() if takes(wanted, name)}
     try:
         return function(**taken)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself must not end the command as if all were well
         raise ValueError(f"{reference} raised {_told(error)}.") from error
 
 
@@ -69,7 +69,7 @@ def find_own(reference: str) -> Callable[..., Any]:
                 "looks."
             ) from error
         raise ValueError(f"importing {module_name} for {reference} raised {_told(error)}.") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"importing {module_name} for {reference} raised {_told(error)}.") from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -82,7 +82,7 @@ def find_own(reference: str) -> Callable[..., Any]:
     return found
 
 
-def _told(error: Exception) -> str:
+def _told(error: Exception | SystemExit) -> str:
     """An error of the user's code in one line: its kind, its message, and where it was raised."""
     said = " ".join(str(error).split())
     if isinstance(error, SyntaxError):

@@ -7,11 +7,12 @@ planning/planner.py), in seconds, without data or a GPU.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from .extras import extra
 
@@ -29,6 +30,7 @@ with extra("train", __name__):
     from .planning.planner import Prediction
     from .printer import WIDTH, Printer
     from .recipes import RECIPES, SMALLEST_BATCH, Recipe, by_rule, find
+    from .settings import Between
     from .stopping import StopSignals
     from .tradeoff import Point, as_csv, choice_table, draw, read_points, trade_off
 
@@ -49,15 +51,15 @@ class Options(Recipe):
     one that --curve has written, or `python -m bench.memopt_points`."""
     fit: str | None = None
     """The largest batch that fits into this much memory, "24GiB", for each rule, or for the one that --rule names."""
-    stages: int | None = None
+    stages: Annotated[int | None, Between(1, 10_000)] = None
     """What each rank will need, compute and send if subnetworks are spread over this many stages (docs/parallel.md)."""
-    ranks: int | None = None
+    ranks: Annotated[int | None, Between(1, 1_000_000)] = None
     """With --stages: the total number of ranks, where those of a stage share each batch; by default one per stage."""
-    scaling: int | None = None
+    scaling: Annotated[int | None, Between(1, 1_000_000)] = None
     """Simulate up to this many ranks, and say how far training scales and what limits it."""
-    rank_speed: float = Machine.multiply_adds
+    rank_speed: Annotated[float, Between(1, 1e30)] = Machine.multiply_adds
     """With --scaling: multiply-adds per second of a rank."""
-    bandwidth: float = Machine.bandwidth
+    bandwidth: Annotated[float, Between(1, 1e30)] = Machine.bandwidth
     """With --scaling: bytes per second of a link between ranks."""
     config: Path | None = None
     """A file of settings, TOML or JSON, that override the recipe's."""
@@ -98,6 +100,7 @@ def command(arguments: list[str], stop: StopSignals) -> None:
         table = fit_table(answer, options.fit)
     elif options.curve is not None:
         rules = (recipe.rule,) if "rule" in named else COMPARED
+        check_curve(options.curve)
         beside = read_beside(recipe, options.beside, progress)
         predictions = write_curve(recipe, rules, options.curve, progress, beside)
         answer = [*map(as_json, predictions), *map(asdict, beside)]
@@ -173,6 +176,14 @@ def compare(recipe: Recipe, progress: Printer) -> list[Prediction]:
             with progress.console.status(f"planning {rule}, {memory} memory"):
                 predictions.append(predict_peak(by_rule(recipe, rule, memory)))
     return predictions
+
+
+def check_curve(path: Path) -> None:
+    """Reject a place that cannot be written to, before minutes of planning."""
+    if not path.name:
+        raise ValueError(f"--curve is {str(path)!r}, which names no file: write one, such as curve.csv.")
+    if not os.access(path.parent, os.W_OK) or not path.parent.is_dir():
+        raise ValueError(f"--curve {path} cannot be written: {path.parent} is no folder that can be written to.")
 
 
 def read_beside(recipe: Recipe, path: Path | None, progress: Printer) -> list[Point]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
+
+from .unread_output import discard
 
 WIDTH = 80
 """The number of columns where there is no terminal to ask, and in logs."""
@@ -83,6 +84,4 @@ class SilentPrinter(Printer):
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Discard output from now on; rich itself would end the command."""
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, self.file.fileno())
-        os.close(nothing)
+        discard(self.file)

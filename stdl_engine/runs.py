@@ -71,7 +71,7 @@ class RunFolder(LockedFolder):
             if not isinstance(values, dict):
                 raise ValueError("it holds no settings by name")
             return recipes.from_dict(values)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not what a run writes ({error}): start the run again.") from error
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from .command_line import EXPECTED, complain, out_of_memory, sentence_of
 from .parallel import RankLost, Ranks
 from .stopping import Stopped
+from .unread_output import flush
 
 
 def number_of_processes(stages: int) -> int:
@@ -60,6 +61,6 @@ def speaking_for_all(stages: int, timeout: float) -> Iterator[Ranks]:
 def _leave(sentence: str | None, code: int) -> None:
     if sentence is not None:
         complain("train", sentence)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush(sys.stdout)
+    flush(sys.stderr)
     os._exit(code)

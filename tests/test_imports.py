@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (
-    "extras", "atomic_files", "file_locks", "own_functions", "kernels", "neurons", "memory", "units", "models",
-    "convert", "planning", "stream", "rules", "parallel", "data", "settings", "recipes",
+    "extras", "atomic_files", "file_locks", "unread_output", "own_functions", "kernels", "neurons", "memory", "units",
+    "models", "convert", "planning", "stream", "rules", "parallel", "data", "settings", "recipes",
 )  # fmt: skip
 """From the ground up; what is not named is the top: commands and what only they use."""
 TOP = "(commands)"

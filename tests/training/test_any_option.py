@@ -151,3 +151,52 @@ def test_a_complaint_does_not_depend_on_standard_output(no_work, monkeypatch, ca
     monkeypatch.setattr(sys, "stdout", stream)
     assert train.main(["digits", *options]) == 2
     assert capsys.readouterr().err == f"stdl_engine.train: {says} (--help lists the options).\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "says"),
+    [
+        (train, ["--stages", "0"], "--stages is 0: it must be 1 or more."),
+        (train, ["--timeout", "nan"], "--timeout is nan: it must be a number from 1 to 1e06."),
+        (plan, ["--stages", "0"], "--stages is 0: it must be 1 or more."),
+        (plan, ["--stages", "2", "--ranks", "0"], "--ranks is 0: it must be 1 or more."),
+        (plan, ["--scaling", "-1"], "--scaling is -1: it must be 1 or more."),
+        (plan, ["--scaling", "4", "--rank-speed", "0"], "--rank-speed is 0.0: it must be 1 or more."),
+        (plan, ["--scaling", "4", "--rank-speed", "nan"], "--rank-speed is nan: it must be a number from 1 to 1e30."),
+        (plan, ["--scaling", "4", "--bandwidth", "inf"], "--bandwidth is inf: it must be 1e30 or less."),
+        (plan, ["--curve", "/"], "--curve is '/', which names no file"),
+        (plan, ["--curve", "nowhere/x.csv"], "--curve nowhere/x.csv cannot be written: nowhere is no folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_are_not_of_a_recipe(no_work, command, options, says, tmp_path, capsys):
+    assert command.main(["digits", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "text"), [("deep.json", 100_000 * "["), ("deep.toml", "a = " + 20_000 * "[")])
+def test_a_config_that_is_nested_too_deeply(no_work, name, text, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    assert train.main(["digits", "--config", name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"the config {name} is not {name[5:].upper()} (maximum recursion depth exceeded" in line
+
+
+@pytest.mark.parametrize("option", ["model", "dataset"])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("import sys\nsys.exit(0)\n", "for ends:make raised SystemExit: 0 (ends.py, line 2)"),
+     ("def make(**_):\n    raise SystemExit\n", "ends:make raised SystemExit (ends.py, line 2)")],
+    ids=["imported", "called"],
+)  # fmt: skip
+def test_a_script_of_yours_that_ends_itself(option, text, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "ends", raising=False)
+    (tmp_path / "ends.py").write_text(text)
+    assert train.main(["digits", f"--{option}", "ends:make"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert not (tmp_path / "runs").exists()
