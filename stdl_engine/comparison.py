@@ -97,8 +97,7 @@ def compare(folder: ComparisonFolder, train: Train, resume: Resume, printer: Pri
                 summaries.append(resume(path))
             else:
                 summaries.append(train(own, path))
-            rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-            curves.setdefault(own.rule, []).append(rows)
+            curves.setdefault(own.rule, []).append(_read_metrics(path / "metrics.jsonl"))
         folder.write("comparison.json", json.dumps(summaries, indent=2) + "\n")
         folder.write("comparison.md", markdown(summaries, recipe, seeds))
         folder.write("comparison.png", draw_together(curves, recipe.name))
@@ -117,6 +116,19 @@ def _read_summary(path: Path) -> dict[str, Any]:
             f"{path} is not what a run writes ({error}): remove it, and the run will be continued."
         ) from error
     return summary
+
+
+def _read_metrics(path: Path) -> list[dict[str, Any]]:
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if not all({"epoch", "train_loss", "test_accuracy"} <= row.keys() for row in rows):
+            raise ValueError("figures are missing")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is not what a run writes ({error}): remove the summary.json beside it, and the run will be "
+            "continued."
+        ) from error
+    return rows
 
 
 def lines(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:

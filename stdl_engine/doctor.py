@@ -25,8 +25,10 @@ from .kernels import cpu_cache, dispatch
 from .kernels.bits import reference as bits_reference
 from .kernels.bits import unpack
 from .kernels.cpu_threads import compile_kernel, enlist, run_on, thread_pool
-from .kernels.spike_conv import spike_conv, spike_conv_weight_gradient
-from .neurons import NEURONS, Neuron
+from .kernels.norm_lif import Pending
+from .kernels.spike_conv import spike_conv, spike_conv_weight_gradient, winograd_input_gradient
+from .memory.norms import table_for
+from .neurons import NEURONS, FusedLIF, Neuron
 from .unread_output import ending_quietly
 
 CORE = ("torch", "triton", "numpy", "numba", "llvmlite")
@@ -178,6 +180,7 @@ def checks() -> Iterator[tuple[str, Callable[[], float]]]:
         for name, kind in NEURONS.items():
             for mode in ("s", "m"):
                 yield f"{name} {'step' if mode == 's' else 'sequence'}, {backend}", neuron_check(kind, mode, device)
+        yield f"norm and lif, {backend}", functools.partial(norm_difference, device)
         yield f"bits, {backend}", functools.partial(bits_difference, device)
     yield "spike_conv, cpu", spike_conv_difference
 
@@ -196,6 +199,26 @@ def neuron_check(kind: Callable[..., Neuron], mode: str, device: str) -> Callabl
     return lambda: largest_difference(results("auto"), results("reference"))
 
 
+def norm_difference(device: str) -> float:
+    """Spikes, state and gradients of a time step with batch norm in the same pass, and of the two one after the other
+    by PyTorch and the reference."""
+
+    def results(fused: bool) -> list[Any]:
+        torch.manual_seed(0)
+        x = torch.randn(3, 8, 7, 5).to(device, memory_format=torch.channels_last).requires_grad_()
+        norm = nn.BatchNorm2d(8, track_running_stats=False).to(device)
+        neuron = FusedLIF(decay=0.5, backend="auto" if fused else "reference").to(device)
+        if fused:
+            table, _ = table_for(norm, x, groups=1)
+            spikes, _ = neuron.fire(Pending.after(x, table, norm.weight, norm.bias, constant=False), dense=True)
+        else:
+            spikes = neuron(norm(x))
+        spikes.backward(torch.randn(spikes.shape).to(device))
+        return [spikes, neuron.membrane, x.grad, norm.weight.grad, norm.bias.grad]
+
+    return largest_difference(results(True), results(False))
+
+
 def bits_difference(device: str) -> float:
     spikes = (torch.randn(1001) > 0).float()
     packed = bits_reference.pack(spikes).to(device)
@@ -203,15 +226,17 @@ def bits_difference(device: str) -> float:
 
 
 def spike_conv_difference() -> float:
-    spikes = (torch.randn(2, 16, 7, 7) > 0).float().contiguous(memory_format=torch.channels_last)
-    weight = torch.randn(16, 16, 3, 3).contiguous(memory_format=torch.channels_last).requires_grad_()
+    """A convolution of bits and the gradients of its weight and its input."""
+    spikes = (torch.randn(2, 16, 7, 7) > 0).float().contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = (torch.randn(16, 16, 3, 3) / 12).contiguous(memory_format=torch.channels_last).requires_grad_()
     expected = nn.functional.conv2d(spikes, weight, padding=1)
     upstream = torch.randn_like(expected)
-    (expected_gradient,) = torch.autograd.grad(expected, weight, upstream)
-    bits, shape, pair = bits_reference.pack(spikes), list(spikes.shape), [1, 1]
+    expected_gradients = torch.autograd.grad(expected, (weight, spikes), upstream)
+    bits, shape, pair = bits_reference.pack(spikes.detach()), list(spikes.shape), [1, 1]
     output = spike_conv(bits, weight.detach(), shape, pair, pair)
     gradient = spike_conv_weight_gradient(bits, upstream, shape, list(weight.shape), pair, pair)
-    return largest_difference([output, gradient], [expected, expected_gradient])
+    input_gradient = winograd_input_gradient(upstream, weight.detach(), shape, pair)
+    return largest_difference([output, gradient, input_gradient], [expected, *expected_gradients])
 
 
 def largest_difference(some: list[Tensor], others: list[Tensor]) -> float:

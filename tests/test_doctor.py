@@ -24,6 +24,7 @@ def test_report(capsys):
         "GPU",
         "spikingjelly",
         "lif step, cpu",
+        "norm and lif, cpu",
         "spike_conv",
     ):
         assert word in printed

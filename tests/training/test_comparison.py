@@ -115,6 +115,10 @@ def test_a_file_that_is_none(tmp_path):
     (tmp_path / "summary.json").write_text("[]")
     with pytest.raises(ValueError, match="is not what a run writes"):
         comparison._read_summary(tmp_path / "summary.json")
+    for content in ("{", "[]", '{"epoch": 1}', "[" * 100_000):
+        (tmp_path / "metrics.jsonl").write_text(content)
+        with pytest.raises(ValueError, match=r"metrics\.jsonl is not what a run writes"):
+            comparison._read_metrics(tmp_path / "metrics.jsonl")
 
 
 def test_mean_and_deviation():
