@@ -30,10 +30,6 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-$(VENV)/ready-bench: $(VENV)/ready
-	$(PIP) install --constraint constraints.txt --editable '.[dev,bench]'
-	@touch $@
-
 $(VENV)/ready-docs: $(VENV)/ready
 	$(PIP) install --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
@@ -70,16 +66,16 @@ docs: $(VENV)/ready-docs  ## build the documentation and the reference as a site
 	$(BIN)/python docs/pages.py
 	$(BIN)/zensical build --strict --config-file mkdocs.yml
 
-bench: $(VENV)/ready-bench  ## measure speed and memory on this machine, in minutes; your page is bench/mine/benchmarks.md
+bench: setup  ## measure speed and memory on this machine, in minutes; your page is bench/mine/benchmarks.md
 	$(BIN)/python -m bench --quick
 
-bench-full: $(VENV)/ready-bench  ## the same with all sizes and rounds: about an hour
+bench-full: setup  ## the same with all sizes and rounds: about an hour
 	$(BIN)/python -m bench
 
-bench-compare: $(VENV)/ready-bench  ## time the same cases with pytest-benchmark, beside the last saved run
+bench-compare: setup  ## time the same cases with pytest-benchmark, beside the last saved run
 	$(BIN)/python -m pytest bench --benchmark-enable --benchmark-only --benchmark-autosave --benchmark-compare
 
-gpu: $(VENV)/ready-bench  ## run the tests and benchmarks of a GPU; the page to send back is bench/mine/gpu/gpu.md (DRY=1: without a GPU)
+gpu: setup  ## run the tests and benchmarks of a GPU; the page to send back is bench/mine/gpu/gpu.md (DRY=1: without a GPU)
 	$(BIN)/python -m bench gpu $(if $(DRY),--dry-run)
 
 demo: setup  ## train a small spiking network on scikit-learn's digits by BPTT and by STDL, and compare
