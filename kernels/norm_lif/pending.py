@@ -6,6 +6,7 @@ other: gradients live as long as they would then, and anyone who wants the map i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -15,6 +16,8 @@ from ..bits import add_bits_
 from ..layout import is_dense, is_in_samples
 from . import ops
 from .sums import share, sums_of
+
+Across = Callable[[Tensor], Tensor]
 
 
 class Pending:
@@ -38,10 +41,13 @@ class Pending:
     @classmethod
     def after(
         cls, x: Tensor, table: Tensor, weight: Tensor | None, bias: Tensor | None, *, constant: bool,
-        backend: str = "auto",
+        backend: str = "auto", across: Across | None = None,
     ) -> Self:  # fmt: skip
-        """Of a map and its table. With `constant` statistics these do not depend on the map."""
-        return cls(x.detach(), table, _Norm.apply(x, weight, bias, table, constant, backend), backend=backend)
+        """Of a map and its table. With `constant` statistics these do not depend on the map. Where the table is of more
+        maps than this one, `across` turns the sums of this map's gradient into those of all, divided by how many times
+        as large all are."""
+        way = _Norm.apply(x, weight, bias, table, constant, across, backend)
+        return cls(x.detach(), table, way, backend=backend)
 
     @property
     def shape(self) -> torch.Size:
@@ -70,9 +76,10 @@ class Pending:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, table: Tensor, constant: bool, backend: str
-    ) -> Tensor:
-        ctx.constant, ctx.backend = constant, backend
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, table: Tensor, constant: bool,
+        across: Across | None, backend: str,
+    ) -> Tensor:  # fmt: skip
+        ctx.constant, ctx.across, ctx.backend = constant, across, backend
         ctx.save_for_backward(x, table)
         return _no_size(x)
 
@@ -81,13 +88,14 @@ class _Norm(torch.autograd.Function):
         x, table = ctx.saved_tensors
         found = sums_of(grad, table)
         sums = ops.norm_sums(grad, x, table, ctx.backend) if found is None else found.sums
+        sums = sums if ctx.across is None else ctx.across(sums)
         given = grad, x, table, sums, ctx.constant, ctx.backend
         if found is not None and not found.shared:  # the gradient was made for this node alone
             gradients = grad, *ops.norm_gradients_(*given)
         else:
             gradients = ops.norm_gradients(*given)
         wanted = zip(gradients, ctx.needs_input_grad[:3], strict=True)
-        return *(g if is_wanted else None for g, is_wanted in wanted), None, None, None
+        return *(g if is_wanted else None for g, is_wanted in wanted), None, None, None, None
 
 
 class _Added(torch.autograd.Function):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..kernels.norm_lif import Pending, norm_statistics, table_of, takes
+from ..kernels.norm_lif import Across, Pending, norm_statistics, table_of, takes
 from ..kernels.operators import transformed
 from ..neurons import in_class
 
@@ -81,15 +81,25 @@ class LeanNorm(_BatchNorm):
         raise NotImplementedError
 
 
+class SharedNorm(_BatchNorm):
+    """A layer with the statistics of more samples than it is given."""
+
+    def table_of_all(self, x: Tensor, groups: int) -> tuple[Tensor, Across]:
+        """The table of each of `groups` parts of all samples, and what `Pending.after` asks of the sums of a gradient;
+        the running statistics are updated."""
+        raise NotImplementedError
+
+
 @functools.cache
 def _lean(kind: Any) -> type[LeanNorm]:
     """The class of batch norm layers of a kind that are given `samples` for each time step."""
     before = getattr(kind, "kind", kind)  # that of a layer that `optimize` gave another class
-    has_own_way = before not in (nn.BatchNorm1d, nn.BatchNorm2d)  # such as over all ranks
+    has_own_way = before not in (nn.BatchNorm1d, nn.BatchNorm2d)
+    can_wait = not has_own_way or issubclass(kind, SharedNorm)
 
     class Lean(LeanNorm, kind):
         def pending(self, x: Tensor) -> Pending | None:
-            if has_own_way or torch.compiler.is_compiling() or transformed():
+            if not can_wait or torch.compiler.is_compiling() or transformed():
                 return None
             question = self, x.shape, x.stride(), x.dtype
             fits = self.fitting.get(question)
@@ -97,9 +107,7 @@ def _lean(kind: Any) -> type[LeanNorm]:
                 fits = self.fitting[question] = fits_kernels(self, x)
             if not fits:
                 return None
-            groups = 1 if self.samples is None else len(x) // self.samples
-            table, constant = table_for(self, x, groups)
-            return Pending.after(x, table, self.weight, self.bias, constant=constant)
+            return _pending(self, x, 1 if self.samples is None else len(x) // self.samples)
 
         def forward(self, x: Tensor) -> Tensor:
             pending = self.pending(x)
@@ -122,6 +130,14 @@ def fits_kernels(layer: _BatchNorm, x: Tensor) -> bool:
     of_layer = (layer.weight, layer.bias, layer.running_mean, layer.running_var)
     there = [t for t in of_layer if t is not None]
     return takes(x) and all(t.dtype == torch.float32 and t.shape == x.shape[1:2] and t.is_contiguous() for t in there)
+
+
+def _pending(layer: _BatchNorm, x: Tensor, groups: int) -> Pending:
+    if isinstance(layer, SharedNorm) and layer.training:
+        table, across = layer.table_of_all(x.detach(), groups)
+        return Pending.after(x, table, layer.weight, layer.bias, constant=False, across=across)
+    table, constant = table_for(layer, x, groups)
+    return Pending.after(x, table, layer.weight, layer.bias, constant=constant)
 
 
 @torch.no_grad()

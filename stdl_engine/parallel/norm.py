@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..memory.norms import share_of_step
+from ..kernels.norm_lif import Across, table_of
+from ..memory.norms import SharedNorm, share_of_step
 from ..neurons import in_class
 from .faults import exchanging
 from .peers import Peers
@@ -58,7 +59,7 @@ class _Normalise(torch.autograd.Function):
         return grad_x, None if no_affine else grad_weight, None if no_affine else grad_bias, None, None, None, None
 
 
-class _Synchronised(_BatchNorm):
+class _Synchronised(SharedNorm):
     """The class of a batch norm layer during a training step on several ranks. In evaluation mode nothing changes."""
 
     peers: Peers
@@ -67,23 +68,37 @@ class _Synchronised(_BatchNorm):
         if not self.training:
             return super().forward(x)
         self._check_input_dim(x)
-        mean, var, count = self._statistics(x.detach())
-        if self.track_running_stats and self.running_mean is not None:
-            self._update(mean, var, count)
+        mean, var, count = (of_all[0] for of_all in self._statistics(x.detach(), groups=1))
         return _Normalise.apply(x, self.weight, self.bias, mean, var, count, self)
 
-    def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, variance and number of elements of each channel, over all ranks."""
-        full = x if x.dtype == torch.float64 else x.float()
-        own_var, own_mean = torch.var_mean(full, [0, *range(2, x.ndim)], correction=0)
-        own = torch.stack([own_mean, own_var, torch.full_like(own_mean, x.numel() / x.shape[1])])
+    def table_of_all(self, x: Tensor, groups: int) -> tuple[Tensor, Across]:
+        mean, var, count = self._statistics(x, groups)
+        share = x.numel() / (groups * x.shape[1] * count[:, None])
+
+        def across(sums: Tensor) -> Tensor:
+            sums = sums.clone()
+            with exchanging():
+                self.peers.begin_sum(sums).wait()
+            return sums.mul_(share)
+
+        return table_of(mean, var, self.weight, self.bias, self.eps), across
+
+    @torch.no_grad()
+    def _statistics(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, variance and number of elements of each channel of each of `groups` parts, over all ranks; the running
+        statistics are updated."""
+        full = (x if x.dtype == torch.float64 else x.float()).unflatten(0, (groups, -1))
+        own_var, own_mean = torch.var_mean(full, [1, *range(3, full.ndim)], correction=0)
+        own = torch.stack([own_mean, own_var, torch.full_like(own_mean, full[0].numel() / x.shape[1])])
         means, variances, counts = torch.stack(self.peers.gathered(own), 1)
         count = counts.sum(0)
         mean = (means * counts).sum(0) / count
         var = ((variances + (means - mean) ** 2) * counts).sum(0) / count
+        if self.track_running_stats and self.running_mean is not None:
+            for of_group in zip(mean, var, count, strict=True):
+                self._update(*of_group)
         return mean, var, count
 
-    @torch.no_grad()
     def _update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         assert self.running_mean is not None, "the caller has looked"
         assert self.running_var is not None, "it is there where the mean is"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 
+from stdl_engine.neurons import lif
 from stdl_engine.parallel import ParallelRule, Ranks
 
 from ..rules.nets import batch, make, sgd, small
@@ -69,6 +72,35 @@ def test_two_stages_of_two_ranks_equal_one_process():
         for found, wanted in zip(by_rank[0][case]["losses"], losses, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
         assert_close_numbers(by_rank[0][case]["state"], expected.state_dict())
+
+
+def one_pass(case: str, ranks: int) -> tuple[dict, int]:
+    """The state after one batch in float32 with channels_last, and how many maps were left to the neuron after them."""
+    model = small("resnet18", decay=0.5, width=0.125).to(memory_format=torch.channels_last)
+    x, y = batch(count=SIZE, seed=100)
+    x = x.to(memory_format=torch.channels_last)
+    rule = make(case.partition(",")[0], model, x, sgd, **RULES[case])
+    with mock.patch.object(lif, "fire", side_effect=lif.fire) as fire:
+        if ranks == 1:
+            rule.step(x, y, T)
+        else:
+            group = Ranks(1)
+            parallel = ParallelRule(rule, group, sync_norm=True)
+            mine = slice(group.shard * SIZE // ranks, (group.shard + 1) * SIZE // ranks)
+            parallel.step(x[mine], y[mine], T)
+            parallel.close()
+            group.close()
+    return rule.state_dict(), fire.call_count
+
+
+@pytest.mark.parametrize("case", ["bptt", "stdl", "stdl, chunks"])
+def test_batch_norm_over_ranks_is_one_pass_with_the_neuron(case):
+    expected, calls = one_pass(case, 1)
+    assert calls > T
+    for state, own_calls in run(2, one_pass, case, 2):
+        assert own_calls == calls
+        for name, value in expected["model"].items():
+            torch.testing.assert_close(state["model"][name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_without_it_each_rank_normalises_its_own_samples():
