@@ -193,6 +193,25 @@ class _Pixels(torch.autograd.Function):
         return grad_x, None, None
 
 
+class _PixelsOfBits(_Pixels):
+    """The same where spikes are held as bits: of their shape, of no size."""
+
+    @staticmethod
+    def forward(ctx: Any, way: Tensor, down: int, right: int) -> Tensor:
+        ctx.shape, ctx.layout, ctx.step = way.shape, torch.channels_last, (down, right)
+        return way.new_zeros(()).expand(way[:, :, ::down, ::right].shape)
+
+
+def _every_pixel_of_bits(x: Tensor | Carried, down: int, right: int) -> Carried | None:
+    """Every n-th pixel of spikes that are held as bits, of which no dense map is made; None where there are none, or
+    where pixels are not whole bytes."""
+    found = x.bits() if isinstance(x, Carried) else None
+    chosen = None if found is None else found[1].pixels(down, right)
+    if found is None or chosen is None:
+        return None
+    return Carried.fired(_PixelsOfBits.apply(found[0], down, right), chosen)
+
+
 class _SpikePool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *settings: Any) -> Tensor:
@@ -227,7 +246,10 @@ class SpikeConv2d(PixelsFirst):
             y = super().forward(x)
             return _again(self, super().forward, x, y) if self.computes_again else y
         stride = self.stride
-        if isinstance(carried, Carried) and not skips_pixels(self) and (found := carried.bits()) is not None:
+        skips = skips_pixels(self)
+        if skips and (chosen := _every_pixel_of_bits(carried, *stride)) is not None:
+            carried, stride, skips = chosen, (1, 1), False
+        if isinstance(carried, Carried) and not skips and (found := carried.bits()) is not None:
             way, bits = found
             if _takes(bits, self.weight, self.dilation, self.groups) and not torch.is_autocast_enabled("cpu"):
                 return self._convolved(way, self.weight, bits, stride)
@@ -239,7 +261,7 @@ class SpikeConv2d(PixelsFirst):
                 compute_again(steps, lambda: torch.cat([again.restore()] * shown.times), self.weight)
             return steps
         image = x = dense(carried)
-        if skips_pixels(self):
+        if skips:
             x, stride = every_pixel(x, *stride), (1, 1)
         weight = self.weight
         if torch.is_autocast_enabled(x.device.type):

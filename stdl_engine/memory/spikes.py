@@ -38,6 +38,17 @@ class Bits:
         alike = t.shape == self.shape and t.dtype == self.dtype
         return alike and same_strides(self.shape, self.stride, t.stride())
 
+    def pixels(self, down: int, right: int) -> Bits | None:
+        """Every n-th pixel, if those are whole bytes: where channels are innermost, and a multiple of eight."""
+        samples, channels, height, width = self.shape
+        innermost = (channels * height * width, 1, channels * width, channels)
+        if channels % 8 or not same_strides(self.shape, self.stride, innermost):
+            return None
+        chosen = self.small.view(samples, height, width, channels // 8)[:, ::down, ::right].contiguous()
+        _, rows, columns, _ = chosen.shape
+        strides = (channels * rows * columns, 1, channels * columns, channels)
+        return Bits(chosen.view(-1), torch.Size((samples, channels, rows, columns)), strides, self.dtype)
+
     def outline(self) -> Tensor:
         """A tensor of the same shape and of no size, for those who ask for nothing else."""
         return torch.zeros((), dtype=self.dtype, device=self.small.device).expand(self.shape)
@@ -83,8 +94,9 @@ def keep(t: Tensor) -> Bits | Counts | Tensor:
 def subsampled(t: Tensor, down: int, right: int) -> Tensor:
     """Every n-th pixel of a map in memory of its own, in the same order, and with a small form if the map has one."""
     chosen = t[:, :, ::down, ::right].contiguous(memory_format=suggest_memory_format(t))
-    if bits_of(t) is not None:
-        attach(chosen, pack(chosen))
+    if (bits := bits_of(t)) is not None:
+        of_pixels = Bits(bits, t.shape, t.stride(), t.dtype).pixels(down, right)
+        attach(chosen, pack(chosen) if of_pixels is None else of_pixels.small)
     elif is_spikes(t):
         mark_counts(chosen)
     return chosen

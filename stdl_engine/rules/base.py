@@ -320,12 +320,13 @@ class Rule:
 
     def _showing(self, image: Tensor | None, T: int) -> contextlib.AbstractContextManager[StillImage | None]:
         """The context in which the network's input is convolved once, if it is the same at every time step and this
-        takes no more memory. It would where other subnetworks run between the time steps of the first one. It is also
-        not done where stages of the first one run again in backward, because what a mixture of those takes is added up
-        from stages that hold nothing between time steps."""
+        takes no more memory. It would where other subnetworks run between the time steps of the first one. With an
+        online rule it is also not done where stages of the first one run again in backward, because what a mixture of
+        those takes is added up from stages that hold nothing between time steps. Through time a stage runs all its time
+        steps at once, and forgets the map with its states."""
         first, unit = self.subnetworks[0], self.model[0]
         is_alone = self.order == "subnetwork" or len(self.subnetworks) == 1
-        is_free = is_alone and not self._lesson.runs_again(first)
+        is_free = is_alone and not (self.online and self._lesson.runs_again(first))
         if image is None or T == 1 or self.memory != "lean" or first.units[0] is not unit or not is_free:
             return contextlib.nullcontext()
         return showing(image, first_convolution(unit))

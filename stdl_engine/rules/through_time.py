@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..memory.firing import Chain, Firing
+from ..memory.layers import SpikeConv2d
 from ..memory.pieces import Carried, end_of, small_form
 from ..memory.recompute import Entering, Gradients, Rerun, enter, leave
 from ..memory.spikes import Kept, saving
@@ -142,6 +143,7 @@ class ExactSteps:
             mark(step=t, phase="recompute")
             self.replay(run, t, self._carried(run, t), firings.pop(t))
             self.go_back(run, t)
+        self._forget(run)
 
     def _record(self, run: StageRuns, steps: range) -> dict[int, list[Firing]]:
         """Time steps of the stage's neurons, by running the stage without a graph of its own."""
@@ -214,8 +216,11 @@ class ExactSteps:
         return [Carried(self.maps[number][t]) for number in run.stage.reads]
 
     def _forget(self, run: StageRuns) -> None:
+        """The states of a stage, and the map of a still image if it convolves one."""
         for neuron in run.neurons:
             neuron.reset()
+        for still in (m.still for m in run.rerun.modules if isinstance(m, SpikeConv2d) and m.still is not None):
+            still.forget()
 
 
 def draws_random_numbers(flow: Flow) -> bool:

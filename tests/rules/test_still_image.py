@@ -68,6 +68,25 @@ def test_every_rule(rule, layout, convolved, switch_off):
     assert all(shared[f"model.0.{name}"].any() for name in ("conv.weight", "norm.weight", "norm.bias"))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(("recompute", "runs"), [("all", 2), ("twice", 3)])
+def test_pieces_that_run_again_through_time(recompute, runs, layout, convolved, switch_off):
+    x, y = batch()
+    x = x.contiguous(memory_format=layout)
+
+    def run():
+        convolved.clear()
+        made = make("bptt", network().to(memory_format=layout), x, Recorder, recompute=recompute, steps=T)
+        segments = -(-T // made.plan.recompute.segment)
+        return gradients(made, x, y, T) | dict(made.model.named_buffers()), len(convolved), segments
+
+    shared, once, segments = run()
+    switch_off()
+    plain, often, _ = run()
+    assert_same(shared, plain)
+    assert (once, often) == (1 + (runs - 1) * segments, runs * T)
+
+
 @pytest.mark.parametrize("rule", ["bptt", "sltt"])
 @pytest.mark.parametrize("neuron", [FusedPLIF, FusedALIF])
 def test_every_neuron(neuron, rule, convolved, switch_off):
@@ -100,17 +119,16 @@ def test_the_next_batch_is_another_image(convolved):
 class TestWhereItRunsEveryTime:
     @pytest.mark.parametrize(
         ("rule", "options"),
-        [("bptt", {"recompute": "all"}), ("sltt", {"recompute": "all"}), ("ell", {"order": "time"})],
+        [("sltt", {"recompute": "all"}), ("ell", {"order": "time"})],
     )
     def test_what_would_take_more_memory(self, rule, options, convolved):
         x, y = batch()
         make(rule, network(), x, **options).step(x, y, T)
         assert len(convolved) == (2 * T if "recompute" in options else T)
 
-    @pytest.mark.parametrize("rule", ["bptt", "sltt"])
-    def test_later_stages_that_run_again(self, rule, convolved):
+    def test_later_stages_that_run_again(self, convolved):
         x, y = batch()
-        made = make(rule, network(), x)
+        made = make("sltt", network(), x)
         names = [stage.name for stage in made.flow(made.subnetworks[0]).stages]
         made.plan = made.plan.recomputing({(0, names[-1]): 1})
         made.step(x, y, T)
@@ -154,11 +172,22 @@ def test_the_peak_never_rises(rule, order, switch_off):
         assert shared[1] < plain[1]  # one map of the convolution instead of one per time step
 
 
+@pytest.mark.parametrize("recompute", ["all", "twice"])
+def test_the_peak_never_rises_where_pieces_run_again(recompute, switch_off):
+    def peaks():
+        options = {"recompute": recompute}
+        return [predict(RULES["bptt"], network(), sgd, (4, 3, 16, 16), T, steps=T, **options).peak_bytes for T in (2, 4)]
+
+    shared = peaks()
+    switch_off()
+    assert all(mine <= other for mine, other in zip(shared, peaks(), strict=True))
+
+
 def test_real_tensors_take_what_was_predicted():
     shape = (4, 3, 16, 16)
-    for rule in ("bptt", "sltt", "ell"):
-        predicted = predict(RULES[rule], network(), sgd, shape, T)
-        measured = measure(make(rule, network(), torch.randn(shape)), torch.randn(shape), torch.arange(4), T)
+    for rule, options in (("bptt", {}), ("bptt", {"recompute": "all"}), ("sltt", {}), ("ell", {})):
+        predicted = predict(RULES[rule], network(), sgd, shape, T, **options)
+        measured = measure(make(rule, network(), torch.randn(shape), **options), torch.randn(shape), torch.arange(4), T)
         assert predicted.peak_bytes == measured.peak_bytes
 
 
