@@ -9,10 +9,10 @@ from torch.profiler import ProfilerActivity
 from .session import Session
 
 SHOWN = 12
-WHAT = "STDL, lean, a step's time by operator"
+WHAT = "{}, a step's time by operator"
 
 
-def keep(session: Session, stepper: object, x: Tensor, y: Tensor, T: int, shape: str) -> None:
+def keep(session: Session, who: str, stepper: object, x: Tensor, y: Tensor, T: int, shape: str) -> None:
     """Profile one step after a warm-up step; the whole table goes to a file, the longest operators to rows."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if session.device == "cuda" else [])]
     stepper.step(x, y, T)
@@ -24,7 +24,7 @@ def keep(session: Session, stepper: object, x: Tensor, y: Tensor, T: int, shape:
     total = sum(getattr(event, order) for event in averages)
     name = f"profile_{shape.replace(', ', '_').replace(' ', '').replace('=', '')}.txt"
     session.keep(name, averages.table(sort_by=order, row_limit=40) + "\n")
-    session.note(f"STDL, lean is behind at {shape}: its profile is in {session.benchmark}_{name}.")
+    session.note(f"{who} is behind at {shape}: its profile is in {session.benchmark}_{name}.")
     if not total:
         session.note(
             "It has no times of the GPU: PyTorch's profiler needs CUPTI or ROCTracer, and the right to use it."
@@ -34,4 +34,4 @@ def keep(session: Session, stepper: object, x: Tensor, y: Tensor, T: int, shape:
     for event in longest[:SHOWN]:
         share = 100 * getattr(event, order) / total
         fields = {"who": event.key, "shape": shape, "note": f"{event.count} calls"}
-        session.record(WHAT, "%", share, **fields)
+        session.record(WHAT.format(who), "%", share, **fields)

@@ -33,6 +33,7 @@ MORE = (
     "parallel",
     "spike_conv",
     "dropin",
+    "inference",
     "yardstick",
 )
 """Run when named."""

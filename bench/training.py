@@ -41,6 +41,8 @@ GOALS = {
     ("STDL, together", 1.0): 1.1, ("SLTT, together", 1.0): 1.6, ("BPTT, together", 1.0): 1.5,
 }  # fmt: skip
 """The target ratio of samples per second to those of PEER, by trainee and width."""
+PROFILED = "STDL, lean"
+"""Whose profile is kept where a target is missed; it should be as fast as PEER."""
 QUICK_PEERS = (PEER, "SpikingJelly SLTT")
 
 
@@ -179,7 +181,7 @@ def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEE
     for name in steppers:
         for peer in (peer for peer in steppers if trainees[peer].mode and not trainees[name].mode):
             goal = GOALS.get((name, size.width)) if peer == PEER else None
-            if (name, peer) == ("STDL, lean", PEER) or MATCHED.get(name) == peer:
+            if (name, peer) == (PROFILED, PEER) or MATCHED.get(name) == peer:
                 goal = 1.0
             pair = {"who": name, "against": peer}
             session.record(WHAT, "x", ratios(times[peer], times[name]), at_least=goal, **pair, **fields)
@@ -190,8 +192,8 @@ def compare(session: Session, size: Size, trainees: dict[str, Trainee] = TRAINEE
         slower = ratios(times[name], times[pair["against"]])
         session.record(WHAT, "x slower", slower, at_most=1.35, **pair, **fields)
     missed = [row for row in session.rows if row.shape == str(size) and row.target and not row.reached]
-    if missed and "STDL, lean" in steppers:
-        profile.keep(session, steppers["STDL, lean"], batches[layouts["STDL, lean"]], y, T, str(size))
+    if missed and PROFILED in steppers:
+        profile.keep(session, PROFILED, steppers[PROFILED], batches[layouts[PROFILED]], y, T, str(size))
 
 
 @functools.cache
@@ -238,10 +240,10 @@ def tables(rows: Sequence[Row]) -> list[str]:
         parts.append(pivot(versus, _who, lambda row: f"/ {row.against}", figure, "ratio of speeds"))
         again = pivot(slower, _who, lambda row: f"/ {row.against}", figure)
         parts.extend(under("Time of a step that recomputes:", again))
-    profiled = [row for row in rows if row.what == profile.WHAT]
+    profiled = [row for row in rows if row.what == profile.WHAT.format(PROFILED)]
     for shape in dict.fromkeys(row.shape for row in profiled):
         lines = [(f"`{row.who}`", number(row.spread.p50), row.note) for row in profiled if row.shape == shape]
-        parts.append(f"STDL, lean, {shape}: own time of the longest operators")
+        parts.append(f"{PROFILED}, {shape}: own time of the longest operators")
         parts.append(table(("operator", "% of the step", ""), lines))
     return parts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -69,10 +69,29 @@ def share_of_step(layer: _BatchNorm) -> float:
     return 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
 
 
+class Tables:
+    """What batch norm layers normalise by in one run of a piece, in the order in which they ask. They are the same when
+    the piece runs again, so that the statistics need not be computed a second time."""
+
+    def __init__(self, known: Sequence[Tensor] | None = None) -> None:
+        """`known` are those of the run before; without them this is the first run."""
+        self.noted: list[Tensor] = []
+        self._known = None if known is None else iter(known)
+
+    def of(self, layer: _BatchNorm, x: Tensor, groups: int) -> Tensor:
+        """The table of a batch; the running statistics are updated in the first run."""
+        if self._known is not None:
+            return next(self._known)
+        self.noted.append(_of_batch(layer, x, groups))
+        return self.noted[-1]
+
+
 class LeanNorm(_BatchNorm):
     """What batch norm layers are inside `lean_norms`."""
 
     samples: int | None
+    tables: Tables | None = None
+    """Set while a piece runs that will run again, or does."""
     fitting: dict[Any, bool]
     """Answers of `fits_kernels` for this and other layers: it is asked at every time step."""
 
@@ -144,8 +163,10 @@ def _pending(layer: _BatchNorm, x: Tensor, groups: int) -> Pending:
 def table_for(layer: _BatchNorm, x: Tensor, groups: int) -> tuple[Tensor, bool]:
     """The table that a layer normalises a batch by, and whether it is a constant. If it is not, the running statistics
     are updated."""
-    constant = not layer.training and layer.running_mean is not None
-    return _known(layer) if constant else _of_batch(layer, x, groups), constant
+    if not layer.training and layer.running_mean is not None:
+        return _known(layer), True
+    tables = layer.tables if isinstance(layer, LeanNorm) else None
+    return _of_batch(layer, x, groups) if tables is None else tables.of(layer, x, groups), False
 
 
 def _of_batch(layer: _BatchNorm, x: Tensor, groups: int) -> Tensor:
@@ -169,3 +190,16 @@ def lean_norms(modules: Iterable[nn.Module], samples: int | None) -> contextlib.
     each; all samples, if no number is given."""
     norms = (module for module in dict.fromkeys(modules) if isinstance(module, _BatchNorm))
     return in_class(norms, _lean, samples=samples, fitting={})
+
+
+@contextlib.contextmanager
+def noting(modules: Iterable[nn.Module], tables: Tables) -> Iterator[None]:
+    """Inside, batch norm layers that are `LeanNorm` ask these tables."""
+    norms = [module for module in modules if isinstance(module, LeanNorm)]
+    for norm in norms:
+        norm.tables = tables
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.tables = None

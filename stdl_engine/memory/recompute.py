@@ -18,6 +18,7 @@ from torch._guards import active_fake_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..kernels.layout import is_dense
+from .norms import Tables, noting
 from .pieces import Carried
 from .spikes import Bits
 
@@ -116,27 +117,30 @@ class Rerun:
         self.modules = list(dict.fromkeys(layer for module in modules for layer in module.modules()))
         self.device = device
         self._draws: dict[object, list[Tensor]] = {}
+        self._tables: dict[object, list[Tensor]] = {}
         self._changing: set[int] = set()
 
     @contextlib.contextmanager
     def first(self, key: object) -> Iterator[None]:
         """The first run; `key` is what to call it."""
-        before = random_state(self.device)
-        with _hooks_noted(self.modules, self._changing):
+        before, tables = random_state(self.device), Tables()
+        with _hooks_noted(self.modules, self._changing), noting(self.modules, tables):
             yield
+        self._tables[key] = tables.noted
         if before and not all(map(torch.equal, before, random_state(self.device))):
             self._draws[key] = before
 
     @contextlib.contextmanager
-    def again(self, key: object, *, keep_draws: bool = False) -> Iterator[None]:
-        """The same run another time: with the numbers it drew, which are kept if it is not the last time, and without
-        a trace."""
-        drawn = self._draws.get(key) if keep_draws else self._draws.pop(key, None)
+    def again(self, key: object, *, keep: bool = False) -> Iterator[None]:
+        """The same run another time: with the numbers it drew and batch norm's tables, which are kept if it is not the
+        last time, and without a trace."""
+        drawn, tables = (of_run.get(key) if keep else of_run.pop(key, None) for of_run in (self._draws, self._tables))
         now = random_state(self.device) if drawn else None
         if drawn:
             set_random_state(drawn, self.device)
         try:
-            with _statistics_kept(self.modules), _hooks_muted(self.modules, self._changing):
+            muted = _hooks_muted(self.modules, self._changing)
+            with _statistics_kept(self.modules), muted, noting(self.modules, Tables(tables)):
                 yield
         finally:
             if now is not None:

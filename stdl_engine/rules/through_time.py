@@ -110,12 +110,11 @@ class ExactSteps:
             self.snapshots[run.number, t] = [
                 {name: state.clone() for name, state in states.items()} for states in _states(run.neurons)
             ]
-        with run.rerun.first(t):
-            if run.level:
-                with torch.no_grad(), _in_place(run.neurons):
-                    y = run.stage.run(self._carried(run, t))
-            else:
-                y = self._with_graph(run, t)
+        if run.level:
+            with run.rerun.first(t), torch.no_grad(), _in_place(run.neurons):
+                y = run.stage.run(self._carried(run, t))
+        else:
+            y = self._with_graph(run, t)
         self.maps[run.number][t] = small_form(y)
 
     def _back(self, run: StageRuns, steps: range) -> None:
@@ -154,7 +153,7 @@ class ExactSteps:
         for t in steps if run.neurons else ():
             mark(step=t, phase="recompute")
             recording = run.standing_in([firing.record for firing in firings[t]])
-            with torch.no_grad(), saving("lean"), run.rerun.again(t, keep_draws=True), recording:
+            with torch.no_grad(), saving("lean"), run.rerun.again(t, keep=True), recording:
                 run.stage.run(self._carried(run, t))
         self._forget(run)
         torch.clear_autocast_cache()

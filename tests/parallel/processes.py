@@ -28,9 +28,10 @@ def run(world: int, function: Callable[..., Any], *arguments: Any, expect_errors
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.parallel.warm"])
+    threads = torch.get_num_threads()  # PyTorch's sums depend on it, and ranks are compared with this process
     with tempfile.TemporaryDirectory() as folder:
         started = [
-            context.Process(target=_rank, args=(rank, world, folder, function, arguments), daemon=True)
+            context.Process(target=_rank, args=(rank, world, folder, threads, function, arguments), daemon=True)
             for rank in range(world)
         ]
         for process in started:
@@ -52,10 +53,12 @@ def run(world: int, function: Callable[..., Any], *arguments: Any, expect_errors
         return [torch.load(Path(folder) / f"result-{rank}", weights_only=False) for rank in range(world)]
 
 
-def _rank(rank: int, world: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _rank(
+    rank: int, world: int, folder: str, threads: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     for stream, name in ((1, "out"), (2, "err")):  # not where the server's own went when it was started
         os.dup2(os.open(f"{folder}/{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:

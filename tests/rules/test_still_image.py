@@ -176,7 +176,9 @@ def test_the_peak_never_rises(rule, order, switch_off):
 def test_the_peak_never_rises_where_pieces_run_again(recompute, switch_off):
     def peaks():
         options = {"recompute": recompute}
-        return [predict(RULES["bptt"], network(), sgd, (4, 3, 16, 16), T, steps=T, **options).peak_bytes for T in (2, 4)]
+        return [
+            predict(RULES["bptt"], network(), sgd, (4, 3, 16, 16), T, steps=T, **options).peak_bytes for T in (2, 4)
+        ]
 
     shared = peaks()
     switch_off()
