@@ -177,7 +177,7 @@ def test_a_profile_without_times_of_the_gpu_is_a_note(batch):
     """Without a GPU, or without leave to trace it, the profiler counts no time on it."""
     session = Session("training", 2, device="cuda")
     stepper = training.TRAINEES["SLTT, lean"].build(WIDTH, batch[0], torch.contiguous_format)
-    profile.keep(session, stepper, *batch, 1, "width 1, T=4")
+    profile.keep(session, "STDL, lean", stepper, *batch, 1, "width 1, T=4")
     assert session.rows == []
     assert "PyTorch's profiler needs CUPTI" in session.notes[-1]
     assert list(session.files) == ["training_profile_width1_T4.txt"]

@@ -54,6 +54,22 @@ class TestBits:
         assert_identical(restore(kept), spikes)
         assert 0 < spikes.sum() < spikes.numel()
 
+    @every_layout
+    @pytest.mark.parametrize("shape", [(3, 8, 7, 5), (1, 16, 1, 1), (2, 24, 4, 1)], ids=str)
+    def test_every_nth_pixel(self, shape, layout):
+        spikes = fired(shape, layout=layout)
+        chosen = keep(spikes).pixels(2, 3)
+        if chosen is None:  # where a pixel's channels are not beside each other
+            assert layout != "channels_last"
+            assert shape[2:] != (1, 1)
+            return
+        expected = spikes[:, :, ::2, ::3].contiguous(memory_format=torch.channels_last)
+        assert torch.equal(restore(chosen), expected)
+        assert small_tensor(chosen).nbytes == expected.numel() // 8
+
+    def test_pixels_that_share_a_byte(self):
+        assert keep(fired((3, 4, 8, 8), layout="channels_last")).pixels(2, 2) is None
+
     def test_restored_is_kept_again_by_the_same_bits(self):
         kept = keep(fired())
         again = keep(restore(kept))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,15 @@ from .test_stages import assert_same_state
 
 SMALL = ["digits", "--width", "0.0625", "--steps", "2", "--epochs", "2", "--batch-size", "300", "--device", "cpu"]
 TIMES = ("train_seconds", "steady_seconds", "steady_samples", "samples_per_second")
-SIZES = ("peak_bytes", "predicted_bytes", "process_peak_bytes", "process_growth_bytes")
+SIZES = ("peak_bytes", "predicted_bytes", "process_peak_bytes", "process_growth_bytes", "ranks")
 
 
-def train(arguments: list[str], kill_after: int | None = None, victim: int = 1) -> int:
-    """The command on this rank, ended with what a shell would see; one rank is killed after so many batches."""
+HANG_SECONDS = 40
+
+
+def train(arguments: list[str], kill_after: int | None = None, victim: int = 1, hang: bool = False) -> int:
+    """The command on this rank, ended with what a shell would see; one rank is killed, or hangs, after so many
+    batches."""
     os.environ["WORLD_SIZE"] = str(torch.distributed.get_world_size())
     if kill_after is not None and torch.distributed.get_rank() == victim:
         from stdl_engine.parallel import ParallelRule
@@ -34,6 +39,7 @@ def train(arguments: list[str], kill_after: int | None = None, victim: int = 1) 
         def dying(self, *batch):
             steps.append(None)
             if len(steps) > kill_after:
+                time.sleep(HANG_SECONDS if hang else 0)
                 os.kill(os.getpid(), signal.SIGKILL)
             return step(self, *batch)
 
@@ -114,9 +120,42 @@ def test_a_killed_rank_ends_all_and_the_rest_goes_on_anywhere(alone, tmp_path, c
     assert row["peak_bytes"] == row["predicted_bytes"]  # of what is trained here now, not before
 
 
-def test_two_ranks_share_a_run(alone, tmp_path):
-    out = tmp_path / "run"
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("shared") / "run"
     run(2, train, [*SMALL, "--sync-norm", "--out", str(out)])
+    return out
+
+
+def test_a_killed_rank_that_shares_batches(shared, tmp_path, capsys):
+    out = tmp_path / "run"
+    codes = run(2, train, [*SMALL, "--sync-norm", "--out", str(out)], 6, expect_errors=True)
+    assert codes == [2, -signal.SIGKILL]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stdl_engine.train:")]
+    assert len(said) == 1
+    assert "rank 1 ended or hangs without a message" in said[0]
+    assert state_of(out)["epoch"] == 1
+    run(2, train, ["--resume", str(out)])
+    assert_same_run(shared, out)
+
+
+@pytest.mark.parametrize("options", [["--sync-norm"], ["--stages", "2"]], ids=["data ranks", "stages"])
+def test_a_rank_that_hangs_ends_all(options, tmp_path, capsys):
+    out = tmp_path / "run"
+    started = time.monotonic()
+    arguments = [*SMALL, *options, "--timeout", "12", "--out", str(out)]
+    codes = run(2, train, arguments, 1, 1, True, expect_errors=True)
+    assert codes == [2, -signal.SIGKILL]  # the second after it has hung for longer than anyone waits
+    assert time.monotonic() - started < 150
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stdl_engine.train:")]
+    assert len(said) == 1
+    assert "rank 1 did not answer in time, and does not wait for another rank" in said[0]
+    assert not list(out.glob("*.tmp*"))
+    assert state_of(out)["epoch"] == 0  # what was written before the first batch
+
+
+def test_two_ranks_share_a_run(alone, shared):
+    out = shared
     for one, other in zip(state_of(alone)["rows"], state_of(out)["rows"], strict=True):
         assert other["samples"] == one["samples"]
         assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.05)

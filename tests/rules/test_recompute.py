@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from stdl_engine import FusedALIF, FusedLIF, FusedPLIF
+from stdl_engine.memory import norms
 from stdl_engine.memory.layers import computing_again
 from stdl_engine.memory.pieces import Piece
 from stdl_engine.memory.spikes import saving
@@ -59,6 +60,21 @@ def test_a_batch_norm_in_both_halves_of_a_block(rule):
     (_, plain, _), (_, again, _) = (trained(rule, batches(1), model, recompute=way) for way in ("none", "all"))
     tracked = "model.1.norm1.num_batches_tracked"
     assert plain[tracked] == again[tracked] == 2 * T
+
+
+@pytest.mark.parametrize(("recompute", "runs"), [("all", 2), ("twice", 3)])
+def test_statistics_are_computed_once(recompute, runs, monkeypatch):
+    data = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in batches(1)]
+    model = functools.partial(small, width=0.25)
+    asked, computed = [], []
+    of_batch, pending = norms._of_batch, norms._pending
+    monkeypatch.setattr(norms, "_of_batch", lambda *given: computed.append(1) or of_batch(*given))
+    monkeypatch.setattr(norms, "_pending", lambda *given: asked.append(1) or pending(*given))
+    to = {"memory_format": torch.channels_last}
+    trained("bptt", data, lambda: model().to(**to), recompute=recompute)
+    layers = sum(isinstance(layer, nn.BatchNorm2d) for layer in model().modules())
+    assert T * layers / 2 < len(computed) <= T * layers  # the others have maps that are left to PyTorch
+    assert len(asked) == runs * len(computed)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "resnet18"])
