@@ -24,6 +24,7 @@ help:  ## list the commands
 setup: $(VENV)/ready  ## build .venv (quick when nothing changed)
 
 $(VENV)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c '' || { echo "$(PYTHON) cannot be run: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "stdl-engine needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing dependencies into $(VENV) (the first time takes a few minutes)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from .models import build_model
 from .neurons import NEURONS
 from .own_functions import call_own
-from .planning.network import check_model
+from .planning.network import Network, check_model
 from .planning.plan import Plan
+from .planning.plan_values import plan_of
 from .planning.planner import Prediction, predict
 from .planning.published import PUBLISHED
 from .recipes import SMALLEST_BATCH, Recipe
@@ -93,12 +94,24 @@ def unbounded_options(recipe: Recipe) -> dict[str, Any]:
     return options | ({"K": recipe.groups} if recipe.rule == "even" else {})
 
 
-def make_rule(recipe: Recipe, model: nn.Sequential, sample: Tensor, batches: int) -> Rule:
-    """The rule that trains the model, with a schedule for this many batches in total."""
+def make_rule(
+    recipe: Recipe,
+    model: nn.Sequential,
+    sample: Tensor,
+    batches: int,
+    saved: Mapping[str, Any] | None = None,
+    plan: Plan | None = None,
+) -> Rule:
+    """The rule that trains the model, with a schedule for this many batches in total. It has the plan of a `saved`
+    state of such a rule, or this plan, if there is one."""
     schedule = functools.partial(CosineAnnealingLR, T_max=batches)
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)
-    return CHOICES[recipe.rule](model, optimizer_factory(recipe), sample, schedule=schedule, **rule_options(recipe))
+    make, options = CHOICES[recipe.rule], rule_options(recipe)
+    if saved is not None and "cut" in saved:  # older checkpoints have none
+        make = next(kind for kind in RULES.values() if kind.__name__ == saved["rule"])
+        plan = plan_of(saved["cut"], Network(model, tuple(sample.shape[1:]), recipe.memory))
+    return make(model, optimizer_factory(recipe), sample, schedule=schedule, plan=plan, **options)
 
 
 def for_shard(recipe: Recipe, shards: int) -> Recipe:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor, nn
 
 from .building import for_shard, make_rule, sample_batch, shapes_of
+from .parallel.cut import plan_for_stages
 from .parallel.forecast import Forecast, Shards, forecast
 from .parallel.simulate import Layout, Machine, layout
-from .planning.budgets import format_bytes, parse_budget
+from .planning.budgets import OverBudget, format_bytes, parse_budget
+from .planning.plan import Plan, Recompute
 from .recipes import SMALLEST_BATCH, Recipe
-from .rules import Rule
+from .rules import STDL, Rule
 
 FLOAT = 4
 """Bytes of a gradient."""
@@ -34,11 +37,40 @@ class RankPlan:
         return self.recipe.batch_size // self.shards
 
 
-def rule_of(recipe: Recipe, shards: int) -> Rule:
-    """The recipe's rule on fake tensors, for one rank's part of each batch."""
-    here = for_shard(recipe, shards)
-    model = shapes_of(here)
-    return make_rule(here, model, sample_batch(here, next(model.parameters()).device), 1)
+def rule_of(recipe: Recipe) -> Rule:
+    """The recipe's rule on shapes alone."""
+    model = shapes_of(recipe)
+    return make_rule(recipe, model, sample_batch(recipe, next(model.parameters()).device), 1)
+
+
+def rule_on_stages(
+    recipe: Recipe, stages: int, shards: Shards, model: nn.Sequential, sample: Tensor, batches: int,
+    saved: dict[str, Any] | None = None,
+) -> Rule:  # fmt: skip
+    """The rule of a rank, whose batches are the recipe's, as `make_rule` makes it. Where one process could not keep to
+    a budget in bytes, STDL gets a subnetwork per stage, and with other rules every piece runs again."""
+    try:
+        return make_rule(recipe, model, sample, batches, saved)
+    except OverBudget as error:
+        if stages == 1 or error.least is None:
+            raise
+        least = error.least
+    return make_rule(recipe, model, sample, batches, plan=_plan_on_stages(recipe, stages, shards, least))
+
+
+def _plan_on_stages(recipe: Recipe, stages: int, shards: Shards, least: int) -> Plan:
+    """How the network is cut, and what runs again; `least` is the smallest budget that one process could keep to."""
+    one_by_one = replace(recipe, chunk=1 if recipe.chunk == "auto" else recipe.chunk)
+    if recipe.rule != "stdl" or recipe.layerwise:
+        return rule_of(replace(one_by_one, budget=f"{least}B")).plan
+    rule = rule_of(
+        replace(one_by_one, budget="1", recompute="none")
+    )  # of one subnetwork, which fits into no budget yet
+    assert isinstance(rule, STDL), "the recipe's rule is stdl"
+    levels = {"none": [0], "all": [1], "auto": [0, 1]}[recipe.recompute]
+    recomputes = [Recompute(default=level) for level in levels]
+    plan = plan_for_stages(rule, parse_budget(str(recipe.budget)), stages, shards, recomputes)
+    return replace(plan, chunk=rule.plan.chunk)
 
 
 def plan_ranks(recipe: Recipe, stages: int, ranks: int | None) -> RankPlan:
@@ -46,10 +78,12 @@ def plan_ranks(recipe: Recipe, stages: int, ranks: int | None) -> RankPlan:
     ranks = stages if ranks is None else ranks
     if stages < 1 or ranks % stages:
         raise ValueError(f"--ranks {ranks} cannot be {stages} stages: make it a multiple of {stages}.")
-    shards = ranks // stages
-    shared = Shards(shards, recipe.sync_norm)
-    found = forecast(rule_of(recipe, shards), stages, recipe.steps, sequence=recipe.events, shards=shared)
-    return RankPlan(recipe, shards, found)
+    here, shards = for_shard(recipe, ranks // stages), Shards(ranks // stages, recipe.sync_norm)
+    model = shapes_of(here)
+    sample = sample_batch(here, next(model.parameters()).device)
+    rule = rule_on_stages(here, stages, shards, model, sample, batches=1)
+    found = forecast(rule, stages, recipe.steps, sequence=recipe.events, shards=shards)
+    return RankPlan(recipe, shards.count, found)
 
 
 def as_json(plan: RankPlan) -> dict[str, Any]:
@@ -99,7 +133,7 @@ def table(plan: RankPlan) -> Group:
 
 def scaling(recipe: Recipe, most: int, machine: Machine) -> list[Layout]:
     """For 1, 2, 4, ... ranks the fastest way to use them, in a simulation."""
-    rule = rule_of(recipe, 1)
+    rule = rule_of(recipe)
     by_stages: dict[int, Forecast] = {}
     found = []
     for ranks in _doublings(most):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from . import checkpoints
@@ -23,8 +23,9 @@ from .parallel import Halted, ParallelRule, Ranks
 from .parallel.forecast import Shards, forecast
 from .planning.fit import held
 from .printer import Printer
+from .rank_plan import rule_on_stages
 from .recipes import Recipe, as_dict
-from .rules import StepResult
+from .rules import Rule, StepResult
 from .runs import RunFolder
 from .scoring import Score, Tally
 from .stopping import Stopped, StopSignals
@@ -38,13 +39,19 @@ class RankTrainer(Trainer):
     """
 
     def __init__(
-        self, recipe: Recipe, data: Dataset, folder: RunFolder, printer: Printer, stop: StopSignals, ranks: Ranks
+        self,
+        recipe: Recipe,
+        data: Dataset,
+        folder: RunFolder,
+        printer: Printer,
+        stop: StopSignals,
+        ranks: Ranks,
+        saved: dict[str, Any] | None = None,
     ) -> None:
-        self.ranks = ranks
-        super().__init__(recipe, data, folder, printer, stop)
+        self.ranks, self.shards = ranks, Shards(ranks.shards, recipe.sync_norm)
+        super().__init__(recipe, data, folder, printer, stop, saved)
         self.stop.patient = True
-        shards = Shards(ranks.shards, recipe.sync_norm)
-        found = forecast(self.rule, ranks.stages, recipe.steps, sequence=self.recipe.events, shards=shards)
+        found = forecast(self.rule, ranks.stages, recipe.steps, sequence=self.recipe.events, shards=self.shards)
         self.predicted = replace(self.predicted, peak_bytes=found.stages[ranks.stage].peak_bytes)
         self.parallel = ParallelRule(self.rule, ranks, runs=found.runs, sync_norm=recipe.sync_norm)
         self._seed_this_rank()
@@ -61,6 +68,13 @@ class RankTrainer(Trainer):
     @property
     def recipe_here(self) -> Recipe:
         return for_shard(self.recipe, self.ranks.shards)
+
+    def _make_rule(self, model: nn.Sequential, sample: Tensor, batches: int, saved: dict[str, Any] | None) -> Rule:
+        return rule_on_stages(self.recipe_here, self.ranks.stages, self.shards, model, sample, batches, saved)
+
+    def _check_budget(self) -> None:
+        if self.ranks.stages == 1:
+            super()._check_budget()  # what stages take is known, and checked, when they are balanced
 
     def run(self) -> dict[str, Any]:
         summary = super().run()

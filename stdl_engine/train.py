@@ -34,7 +34,7 @@ with extra("train", __name__):
     from .rank_trainer import RankTrainer
     from .recipes import RECIPES, Recipe
     from .rules import RULES
-    from .runs import MAY_CHANGE, RunFolder, SilentRunFolder
+    from .runs import MAY_CHANGE, RunFolder, SilentRunFolder, check_same_settings
     from .settings import Between
     from .speaking import first_process_speaking, number_of_processes, speaking_for_all
     from .stopping import StopSignals
@@ -209,12 +209,14 @@ def resume_run(
     with opened as folder, logged(folder, printer):
         recipe = replace(folder.recipe, **changes)
         last = last_checkpoint(folder, ranks)
-        trainer = prepare(recipe, set(OF_THE_DATA), folder, printer, stop, ranks)
         if last is None:
+            trainer = prepare(recipe, set(OF_THE_DATA), folder, printer, stop, ranks)
             printer.say("there is no checkpoint yet: starting from the beginning")
             trainer.save()
         else:
             checkpoint, state, problems = last
+            check_same_settings(recipe, state["config"], checkpoint)
+            trainer = prepare(recipe, set(OF_THE_DATA), folder, printer, stop, ranks, state["rule"])
             for problem in problems:
                 printer.say(f"{problem} Continuing from the one before.")
             trainer.restore(state, checkpoint)
@@ -240,8 +242,9 @@ def prepare(
     printer: Printer,
     stop: StopSignals | None,
     ranks: Ranks | None = None,
+    saved: dict[str, Any] | None = None,
 ) -> Trainer:
-    """A trainer with its data and its initial weights."""
+    """A trainer with its data and its initial weights; with the plan of the `saved` state of its rule."""
     choose_malloc(recipe)
     if ":" in recipe.model:
         find_own(recipe.model)  # before data is read and the seed is set, because importing it may draw random numbers
@@ -251,9 +254,9 @@ def prepare(
     data = load_data(recipe)
     check_data(recipe, data, stated)
     if ranks is None:
-        trainer = Trainer(recipe, data, folder, printer, stop)
+        trainer = Trainer(recipe, data, folder, printer, stop, saved)
     else:
-        trainer = RankTrainer(recipe, data, folder, printer, stop or StopSignals(), ranks)
+        trainer = RankTrainer(recipe, data, folder, printer, stop or StopSignals(), ranks, saved)
     if first is not None:
         trainer.start_from(first)
     return trainer

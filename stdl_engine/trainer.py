@@ -23,9 +23,9 @@ from .planning.planner import observed_step
 from .printer import Printer
 from .process_memory import ProcessPeak
 from .recipes import Recipe, as_dict
-from .rules import StepResult
+from .rules import Rule, StepResult
 from .rules.finite import NotFinite
-from .runs import RunFolder, best_row, check_same_settings, load_weights
+from .runs import RunFolder, best_row, load_weights
 from .scoring import Score, score
 from .stopping import Stopped, StopSignals
 
@@ -53,10 +53,16 @@ class Diverged(ArithmeticError):
 
 
 class Trainer:
-    """Trains a recipe on data, into a folder."""
+    """Trains a recipe on data, into a folder. `saved` is the state of the rule that the run will continue with."""
 
     def __init__(
-        self, recipe: Recipe, data: Dataset, folder: RunFolder, printer: Printer, stop: StopSignals | None = None
+        self,
+        recipe: Recipe,
+        data: Dataset,
+        folder: RunFolder,
+        printer: Printer,
+        stop: StopSignals | None = None,
+        saved: dict[str, Any] | None = None,
     ) -> None:
         self.recipe = for_data(recipe, data)
         self.folder, self.printer, self.stop = folder, printer, stop or StopSignals()
@@ -73,8 +79,9 @@ class Trainer:
         model = build_network(self.recipe).to(self.device)
         here = self.recipe_here
         sample = sample_batch(here, self.device)
-        self.rule = make_rule(here, model, sample, recipe.epochs * len(self.train_batches))
+        self.rule = self._make_rule(model, sample, recipe.epochs * len(self.train_batches), saved)
         self.predicted = predict_peak(rule_in(here, self.rule), model, self.rule.plan)
+        self._check_budget()
         self.parameters = sum(p.numel() for p in model.parameters())
         if recipe.compile:
             for subnetwork in self.rule.subnetworks:
@@ -94,6 +101,19 @@ class Trainer:
     def recipe_here(self) -> Recipe:
         """The recipe with the batch size of this process."""
         return self.recipe
+
+    def _make_rule(self, model: nn.Sequential, sample: Tensor, batches: int, saved: dict[str, Any] | None) -> Rule:
+        return make_rule(self.recipe_here, model, sample, batches, saved)
+
+    def _check_budget(self) -> None:
+        """Refuse a plan that was made for other processes than this one, and takes more here than the budget."""
+        budget = None if self.recipe.budget is None else parse_budget(self.recipe.budget).size
+        if budget is not None and self.predicted.peak_bytes > budget:
+            raise ValueError(
+                f"a training step of this run takes {self.in_words(self.predicted.peak_bytes)} in this process, and "
+                f"its budget is {self.in_words(budget)}: it was planned for more processes, so continue it with "
+                "torchrun and --stages."
+            )
 
     @property
     def batches_done(self) -> int:
@@ -263,7 +283,6 @@ class Trainer:
 
     def restore(self, state: dict[str, Any], path: Path) -> None:
         """Continue from the checkpoint in this file as if the run had not stopped; that of another run is refused."""
-        check_same_settings(self.recipe, state["config"], path)
         if state["data"] != self.data_fingerprint:
             raise ValueError(
                 f"the data in {self.recipe.data} is not what this run was begun on: restore it, or begin a new run."

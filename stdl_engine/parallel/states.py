@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..rules import Rule
-from ..rules.states import BY_SUBNETWORK, states_of
+from ..rules.states import BY_SUBNETWORK, plan_of_rule, states_of
 
 
 class WholeState:
@@ -40,7 +40,7 @@ class WholeState:
     def joined(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """The state of the whole rule, from those of the stages in order; the same as `Rule.state_dict` returns."""
         model = {name: tensor for part in parts for name, tensor in part["model"].items()}
-        state: dict[str, Any] = {"rule": type(self.rule).__name__, "plan": str(self.rule.plan)}
+        state: dict[str, Any] = {"rule": type(self.rule).__name__, **plan_of_rule(self.rule)}
         state["model"] = {name: model[name] for name in self.rule.model.state_dict()}
         for kind in BY_SUBNETWORK:
             state[kind] = [value for part in parts for value in part[kind]]

@@ -24,7 +24,12 @@ SMALLEST_WITHOUT_UNIT = 1000
 
 
 class OverBudget(ValueError):
-    """No plan that may be tried keeps to a budget in bytes."""
+    """No plan that may be tried keeps to a budget in bytes; `least` is the smallest budget that one keeps to, if it is
+    known."""
+
+    def __init__(self, sentence: str, least: int | None = None) -> None:
+        super().__init__(sentence)
+        self.least = least
 
 
 @dataclass(frozen=True)

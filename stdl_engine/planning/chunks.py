@@ -38,7 +38,8 @@ class Chunks(Trials):
         if step.peak_bytes > budget:
             raise OverBudget(
                 f"with {plan.chunk} time steps together a training step takes {self.words(step.peak_bytes)}, and the "
-                f'budget is {self.words(budget)}: pass chunk="auto" for as many as it allows.'
+                f'budget is {self.words(budget)}: pass chunk="auto" for as many as it allows.',
+                step.peak_bytes,
             )
         return self.noted(plan, step, budget)
 

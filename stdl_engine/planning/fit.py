@@ -92,7 +92,7 @@ class Fitting(Trials):
         self._profiles: dict[tuple, Profile] = {}
         self._choices: dict[range, list[Part]] = {}
         whole = self.rule(Plan((make_part(network, self.search, range(self.count), None),), 0.0))
-        self.order = whole.order
+        self.order, self.optimizers = whole.order, whole.optimizers
         self.base = self.x.nbytes + self.y.nbytes + during_step(whole.subnetworks, whole.optimizers)
         self.boundaries = self.make_boundaries()
         parameters = size(network.model.parameters())

@@ -94,7 +94,8 @@ class Levels(Trials):
             raise OverBudget(
                 f"a training step takes {self.words(step.peak_bytes)} ({step.peak_bytes} bytes) at a batch of "
                 f"{len(self.y)} and {self.T} time steps, and the budget is {self.words(budget)}: let pieces run again "
-                '(recompute="auto"), or take a smaller batch.'
+                '(recompute="auto"), or take a smaller batch.',
+                step.peak_bytes,
             )
         return self.noted(self.plan, step, budget)
 

@@ -62,7 +62,8 @@ class Trials:
         if step.peak_bytes <= budget:
             return self.noted(plan, step, budget)
         raise OverBudget(
-            f"{trouble}: the smallest budget that works is {step.peak_bytes} bytes ({self.words(step.peak_bytes)})."
+            f"{trouble}: the smallest budget that works is {step.peak_bytes} bytes ({self.words(step.peak_bytes)}).",
+            step.peak_bytes,
         )
 
     def noted(self, plan: Plan, step: Prediction, budget: int) -> Plan:

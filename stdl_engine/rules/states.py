@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from ..planning.plan_values import values_of
+
 if TYPE_CHECKING:
     from .base import Rule
 
@@ -20,8 +22,13 @@ def state_of(rule: Rule) -> dict[str, Any]:
         "rule": type(rule).__name__,
         "model": rule.model.state_dict(),
         **states_of(rule, slice(None)),
-        "plan": str(rule.plan),
+        **plan_of_rule(rule),
     }
+
+
+def plan_of_rule(rule: Rule) -> dict[str, Any]:
+    """The plan of a rule, for people and as values from which `plan_of` makes it again."""
+    return {"plan": str(rule.plan), "cut": values_of(rule.plan)}
 
 
 def states_of(rule: Rule, here: slice) -> dict[str, list[dict[str, Any]]]:

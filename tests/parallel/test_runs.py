@@ -101,6 +101,34 @@ def test_stages_keep_to_a_budget_as_planned(tmp_path, capsys):
     assert [rank["peak_bytes"] for rank in row["ranks"]] == [stage["peak_bytes"] for stage in stages[::-1]]
 
 
+TOO_LARGE_FOR_ONE = [
+    "digits", "--rule", "ell", "--width", "0.25", "--steps", "2", "--batch-size", "25", "--epochs", "1",
+    "--device", "cpu",
+]  # fmt: skip
+"""Most of what it takes are weights, so half of a network takes about half."""
+
+
+def test_stages_keep_to_a_budget_that_one_process_cannot(tmp_path, capsys):
+    out, options = tmp_path / "run", [*TOO_LARGE_FOR_ONE, "--budget", "5.5MB"]
+    assert plan(options) == 2
+    assert "a training step takes more than 5.50 MB" in capsys.readouterr().err
+    assert plan([*options, "--stages", "2", "--json"]) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    assert all(stage["rank_bytes"] <= 5.5e6 for stage in stages)
+    run(2, train, [*options, "--stages", "2", "--out", str(out)], 6, 1, expect_errors=True)
+    capsys.readouterr()
+    assert main(["--resume", str(out)]) == 2
+    assert "it was planned for more processes, so continue it with torchrun and --stages" in capsys.readouterr().err
+    run(2, train, ["--resume", str(out), "--stages", "2"])
+    for row in state_of(out)["rows"]:
+        assert [rank["peak_bytes"] for rank in row["ranks"]] == [stage["peak_bytes"] for stage in stages[::-1]]
+
+
+def test_a_budget_that_no_stage_keeps_to(capsys):
+    assert plan([*TOO_LARGE_FOR_ONE, "--budget", "4MB", "--stages", "2"]) == 2
+    assert "the subnetworks do not fit onto 2 stages within 4.00 MB per rank" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_all_and_the_rest_goes_on_anywhere(alone, tmp_path, capsys, victim):
     out = tmp_path / "run"
