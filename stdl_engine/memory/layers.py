@@ -197,9 +197,13 @@ class _PixelsOfBits(_Pixels):
     """The same where spikes are held as bits: of their shape, of no size."""
 
     @staticmethod
-    def forward(ctx: Any, way: Tensor, down: int, right: int) -> Tensor:
-        ctx.shape, ctx.layout, ctx.step = way.shape, torch.channels_last, (down, right)
+    def forward(ctx: Any, way: Tensor, down: int, right: int, layout: torch.memory_format) -> Tensor:
+        ctx.shape, ctx.layout, ctx.step = way.shape, layout, (down, right)
         return way.new_zeros(()).expand(way[:, :, ::down, ::right].shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *_Pixels.backward(ctx, grad), None
 
 
 def _every_pixel_of_bits(x: Tensor | Carried, down: int, right: int) -> Carried | None:
@@ -209,7 +213,7 @@ def _every_pixel_of_bits(x: Tensor | Carried, down: int, right: int) -> Carried 
     chosen = None if found is None else found[1].pixels(down, right)
     if found is None or chosen is None:
         return None
-    return Carried.fired(_PixelsOfBits.apply(found[0], down, right), chosen)
+    return Carried.fired(_PixelsOfBits.apply(found[0], down, right, found[1].layout), chosen)
 
 
 class _SpikePool(torch.autograd.Function):

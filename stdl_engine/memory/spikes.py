@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import are_strides_like_channels_last_or_false, suggest_memory_format
 
 from ..kernels.bits import unpack
 from ..kernels.bits.reference import pack
@@ -38,15 +38,25 @@ class Bits:
         alike = t.shape == self.shape and t.dtype == self.dtype
         return alike and same_strides(self.shape, self.stride, t.stride())
 
+    @property
+    def layout(self) -> torch.memory_format:
+        """The memory order of the dense spikes: for a map of one pixel, which is in every order, the one that PyTorch
+        takes it for."""
+        innermost = are_strides_like_channels_last_or_false(self.shape, self.stride)
+        return torch.channels_last if innermost else torch.contiguous_format
+
     def pixels(self, down: int, right: int) -> Bits | None:
         """Every n-th pixel, if those are whole bytes: where channels are innermost, and a multiple of eight."""
         samples, channels, height, width = self.shape
         innermost = (channels * height * width, 1, channels * width, channels)
-        if channels % 8 or not same_strides(self.shape, self.stride, innermost):
+        ordered = self.layout is torch.channels_last or height * width == 1
+        if channels % 8 or not ordered or not same_strides(self.shape, self.stride, innermost):
             return None
         chosen = self.small.view(samples, height, width, channels // 8)[:, ::down, ::right].contiguous()
         _, rows, columns, _ = chosen.shape
         strides = (channels * rows * columns, 1, channels * columns, channels)
+        if self.layout is torch.contiguous_format:
+            strides = (channels, 1, 1, 1)
         return Bits(chosen.view(-1), torch.Size((samples, channels, rows, columns)), strides, self.dtype)
 
     def outline(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.nn.functional import conv2d
 
 from stdl_engine import FusedLIF
@@ -66,6 +67,8 @@ class TestBits:
         expected = spikes[:, :, ::2, ::3].contiguous(memory_format=torch.channels_last)
         assert torch.equal(restore(chosen), expected)
         assert small_tensor(chosen).nbytes == expected.numel() // 8
+        in_its_order = spikes[:, :, ::2, ::3].contiguous(memory_format=suggest_memory_format(spikes))
+        assert restore(chosen).stride() == in_its_order.stride()  # which tells convolutions their order
 
     def test_pixels_that_share_a_byte(self):
         assert keep(fired((3, 4, 8, 8), layout="channels_last")).pixels(2, 2) is None
