@@ -174,23 +174,23 @@ def convolve_bits(
 
 def every_pixel(x: Tensor, down: int, right: int) -> Tensor:
     """Every n-th pixel of a map in memory of its own, with a small form if the map has one."""
-    return _Pixels.apply(x, down, right)
+    return _Pixels.apply(x, down, right, suggest_memory_format(x))
 
 
 class _Pixels(torch.autograd.Function):
     """Every n-th pixel of spikes, as a map of its own with its own small form; nothing is kept for backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, down: int, right: int) -> Tensor:
-        ctx.shape, ctx.layout, ctx.step = x.shape, suggest_memory_format(x), (down, right)
+    def forward(ctx: Any, x: Tensor, down: int, right: int, layout: torch.memory_format) -> Tensor:
+        ctx.shape, ctx.layout, ctx.step = x.shape, layout, (down, right)
         return subsampled(x, down, right)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         down, right = ctx.step
         grad_x = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout).zero_()
         grad_x[:, :, ::down, ::right] = grad
-        return grad_x, None, None
+        return grad_x, None, None, None
 
 
 class _PixelsOfBits(_Pixels):
@@ -200,10 +200,6 @@ class _PixelsOfBits(_Pixels):
     def forward(ctx: Any, way: Tensor, down: int, right: int, layout: torch.memory_format) -> Tensor:
         ctx.shape, ctx.layout, ctx.step = way.shape, layout, (down, right)
         return way.new_zeros(()).expand(way[:, :, ::down, ::right].shape)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *_Pixels.backward(ctx, grad), None
 
 
 def _every_pixel_of_bits(x: Tensor | Carried, down: int, right: int) -> Carried | None:
