@@ -19,7 +19,7 @@ from .planning.plan import Plan
 from .planning.plan_values import plan_of
 from .planning.planner import Prediction, predict
 from .planning.published import PUBLISHED
-from .recipes import SMALLEST_BATCH, Recipe
+from .recipes import SMALLEST_BATCH, Recipe, chunk_of
 from .rules import CHOICES, RULES, Rule, candidates
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def rule_options(recipe: Recipe) -> dict[str, Any]:
     budget: str | float | None = recipe.budget
     if recipe.rule == "stdl":
         budget = budget or ("published" if recipe.model in PUBLISHED else 0.5)
-    limited = {"budget": budget, "recompute": recipe.recompute, "chunk": recipe.chunk, "steps": recipe.steps}
+    limited = {"budget": budget, "recompute": recipe.recompute, "chunk": chunk_of(recipe), "steps": recipe.steps}
     return unbounded_options(recipe) | limited
 
 

@@ -133,6 +133,7 @@ def parse_options(arguments: list[str]) -> tuple[Options, set[str]]:
     if {"compare", "fit", "curve"} & typed:
         _check_modes(typed)
         settings |= {} if "rule" in typed else {"rule": "stdl"}  # a budget is for STDL, whatever the recipe's own rule
+        settings |= {} if "chunk" in configured else {"chunk": 1}  # these ask for the least memory
     described = f"The memory that a training step will need. Recipes: {', '.join(RECIPES)}; or the name of a model."
     prog = f"python -m stdl_engine.plan {recipe.name}"
     parsed = parse(Options, Options(**settings), options, prog, described)

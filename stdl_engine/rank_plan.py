@@ -16,7 +16,7 @@ from .parallel.forecast import Forecast, Shards, forecast
 from .parallel.simulate import Layout, Machine, layout
 from .planning.budgets import OverBudget, format_bytes, parse_budget
 from .planning.plan import Plan, Recompute
-from .recipes import SMALLEST_BATCH, Recipe
+from .recipes import SMALLEST_BATCH, Recipe, chunk_of
 from .rules import STDL, Rule
 
 FLOAT = 4
@@ -60,7 +60,7 @@ def rule_on_stages(
 
 def _plan_on_stages(recipe: Recipe, stages: int, shards: Shards, least: int) -> Plan:
     """How the network is cut, and what runs again; `least` is the smallest budget that one process could keep to."""
-    one_by_one = replace(recipe, chunk=1 if recipe.chunk == "auto" else recipe.chunk)
+    one_by_one = replace(recipe, chunk=1 if chunk_of(recipe) == "auto" else recipe.chunk)
     if recipe.rule != "stdl" or recipe.layerwise:
         return rule_of(replace(one_by_one, budget=f"{least}B")).plan
     rule = rule_of(

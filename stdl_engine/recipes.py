@@ -77,10 +77,11 @@ class Recipe:
     recompute: Literal["none", "all", "twice", "auto"] = "auto"
     """Which pieces of the network run again in backward instead of being kept: none; all; all twice (BPTT only); or as
     few as a budget in bytes requires. The results are the same."""
-    chunk: Annotated[int | Literal["auto"], Between(1, 10_000)] = 1
+    chunk: Annotated[int | Literal["auto"] | None, Between(1, 10_000)] = None
     """How many time steps of a subnetwork run together, which is faster and takes more memory; "auto" is as many as a
-    budget in bytes allows, or without one as many as take at most a quarter more memory. The results are the same
-    within rounding."""
+    budget in bytes allows, or without one as many as take at most a quarter more memory than one by one. The results
+    are the same within rounding. The default is auto, and 1 for a network of your own, which may need its time steps
+    one by one."""
     variant: Annotated[str, OneOf(VARIANTS)] = "stdl"
     """STDL: how auxiliary networks are made, by the paper's method or by one of its ablations."""
     layerwise: bool = False
@@ -139,7 +140,7 @@ class Recipe:
             )
         if self.memory == "paper" and self.recompute in ("all", "twice"):
             raise SettingError("recompute", f"recompute is {self.recompute!r}: that takes the memory lean.")
-        if self.memory == "paper" and self.chunk not in (1, "auto"):
+        if self.memory == "paper" and self.chunk not in (1, "auto", None):
             raise SettingError("chunk", f"chunk is {self.chunk}: time steps together take the memory lean.")
 
 
@@ -213,6 +214,13 @@ def by_rule(recipe: Recipe, rule: str, memory: str | None = None) -> Recipe:
     only_stdl = {} if rule == "stdl" else {"budget": None, "variant": "stdl", "layerwise": False}
     changes: Part = {"rule": rule, "memory": memory or recipe.memory, **only_stdl}
     return replace(recipe, **changes)
+
+
+def chunk_of(recipe: Recipe) -> int | str:
+    """How many time steps run together, as rules are told."""
+    if recipe.chunk is not None:
+        return recipe.chunk
+    return 1 if ":" in recipe.model else "auto"
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:

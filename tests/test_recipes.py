@@ -106,7 +106,7 @@ def test_a_model_stands_for_the_papers_recipe_of_it():
         ({"memory": "paper", "recompute": "all"}, r"^recompute is 'all': that takes the memory lean"),
         ({"memory": "paper", "chunk": 2}, r"^chunk is 2: time steps together take the memory lean"),
         ({"chunk": 0}, r"^chunk is 0: it must be 1 or more\.$"),
-        ({"chunk": "some"}, r"^chunk is 'some': it must be a whole number or 'auto'\.$"),
+        ({"chunk": "some"}, r"^chunk is 'some': it must be a whole number or 'auto' or left out\.$"),
         ({"rule": "ell", "variant": "linear"}, r"^the variant is for the rule stdl, and the rule is ell: "),
         ({"rule": "bptt", "layerwise": True}, r"^layerwise is for the rule stdl, and the rule is bptt: "),
     ],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -108,7 +108,7 @@ def trace_of(study: Study, recipe: Recipe, suffix: str, names: Sequence[str], *,
     rows, panels, shown, lines, unit_rows, files = [], [], [], {}, [], {}
     for rule, memory in itertools.product(TRACED, ("paper", "lean")):
         study.printer.say(f"  {recipe.name} by {rule}, {'plain' if memory == 'paper' else 'lean'} memory")
-        recording = recorded(by_rule(recipe, rule, memory))
+        recording = recorded(replace(by_rule(recipe, rule, memory), chunk=1))  # so that there are time steps to see
         stays, label = visits(recording), f"{rule.upper()}, {'plain' if memory == 'paper' else 'lean'}"
         rows += [(rule, memory, n, *_where(stay.place), *stay.parts, stay.total) for n, stay in enumerate(stays)]
         scale, unit = _unit_of(max(stay.total for stay in stays))
