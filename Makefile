@@ -15,6 +15,8 @@ PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=
 # Threads of each of the processes that test-avx2 runs side by side; those of `make test` have one.
 THREADS := 2
+# Triton's kernels, in its interpreter or compiled for a GPU, do not depend on the CPU.
+OF_THE_CPU := -m 'not gpu' --ignore tests/kernels/test_inspect.py tests/kernels tests/rules tests/memory
 
 .PHONY: help setup test test-avx2 test-wheel lint format docs bench bench-full bench-compare gpu demo clean
 
@@ -39,7 +41,7 @@ test: setup  ## run the tests
 	$(WATCHDOG) 60m $(BIN)/python -m pytest $(PARALLEL)
 
 test-avx2: setup  ## run the tests of kernels, rules and memory as on a CPU without AVX-512, with two threads
-	$(AVX2) OMP_NUM_THREADS=$(THREADS) $(WATCHDOG) 30m $(BIN)/python -m pytest $(PARALLEL) tests/kernels tests/rules tests/memory
+	$(AVX2) OMP_NUM_THREADS=$(THREADS) $(WATCHDOG) 30m $(BIN)/python -m pytest $(PARALLEL) $(OF_THE_CPU)
 
 test-wheel: setup  ## build the wheel, install it into a clean environment, and use it in an empty folder
 	rm -rf build dist $(WHEEL_VENV)

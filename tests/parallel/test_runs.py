@@ -24,7 +24,7 @@ TIMES = ("train_seconds", "steady_seconds", "steady_samples", "samples_per_secon
 SIZES = ("peak_bytes", "predicted_bytes", "process_peak_bytes", "process_growth_bytes", "ranks")
 
 
-HANG_SECONDS = 40
+HANG_SECONDS = 25
 
 
 def train(arguments: list[str], kill_after: int | None = None, victim: int = 1, hang: bool = False) -> int:

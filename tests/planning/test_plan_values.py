@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from stdl_engine.building import make_rule, sample_batch, shapes_of
 from stdl_engine.planning.network import Network
 from stdl_engine.planning.plan import Plan, Recompute, plan_with_linear_heads, plan_within
 from stdl_engine.planning.plan_values import plan_of, values_of
-from stdl_engine.rules import BPTT, ELL, STDL, EvenLocal
+from stdl_engine.recipes import RECIPES
+from stdl_engine.rules import BPTT, ELL, STDL, EvenLocal, base, stdl
 from stdl_engine.rules.auto import auto
 
 from ..rules.nets import batch, sgd, small
@@ -76,4 +78,22 @@ def test_a_rule_of_a_kept_plan_is_the_rule(tmp_path):
     state = torch.load(tmp_path / "state", weights_only=True)
     again = STDL(small("vgg11"), sgd, x, plan=plan_of(state["cut"], rule.network))
     again.load_state_dict(state)
+    assert again.plan == rule.plan
+
+
+def test_a_run_that_continues_makes_its_rule_without_a_search(monkeypatch):
+    recipe = replace(RECIPES["digits"], width=0.0625, batch_size=8, steps=2, rule="auto", budget="1.2MB")
+    given = recipe, shapes_of(recipe), sample_batch(recipe, torch.device("meta")), 1
+    rule = make_rule(*given)
+    assert rule.plan.recompute.any
+
+    def search(*_, **__):
+        raise AssertionError("the plan was searched for again")
+
+    for module, name in ((base, "recompute_within"), (base, "chunk_within"), (stdl, "plan_within_bytes")):
+        monkeypatch.setattr(module, name, search)
+    with pytest.raises(AssertionError, match="searched for again"):
+        make_rule(*given)
+    again = make_rule(*given, saved=rule.state_dict())
+    assert type(again) is type(rule)
     assert again.plan == rule.plan
