@@ -69,7 +69,7 @@ def _plan_on_stages(recipe: Recipe, stages: int, shards: Shards, least: int) -> 
     assert isinstance(rule, STDL), "the recipe's rule is stdl"
     levels = {"none": [0], "all": [1], "auto": [0, 1]}[recipe.recompute]
     recomputes = [Recompute(default=level) for level in levels]
-    plan = plan_for_stages(rule, parse_budget(str(recipe.budget)), stages, shards, recomputes)
+    plan = plan_for_stages(rule, str(recipe.budget), stages, shards, recomputes)
     return replace(plan, chunk=rule.plan.chunk)
 
 

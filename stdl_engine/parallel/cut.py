@@ -14,22 +14,33 @@ from dataclasses import replace
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ..memory.spikes import small_tensor
-from ..planning.budgets import Budget, OverBudget, format_bytes
+from ..planning.budgets import Budget, OverBudget, format_bytes, parse_budget
 from ..planning.fake import faking
 from ..planning.fit import TRIES_PER_DEPTH, Fitting, during_step, last_true
 from ..planning.plan import Part, Plan, Recompute, plan_with_linear_heads
 from ..planning.profile import Step
 from ..rules import STDL
 from .balance import balanced, counted_work
-from .forecast import AHEAD, Shards, forecast
+from .forecast import AHEAD, ALONE, Shards, forecast
 
 
 def plan_for_stages(
-    rule: STDL, budget: Budget, stages: int, shards: Shards, levels: Sequence[Recompute] = (Recompute(),)
+    rule: STDL,
+    budget: str | float | Budget,
+    stages: int,
+    shards: Shards = ALONE,
+    levels: Sequence[Recompute] = (Recompute(),),
 ) -> Plan:
-    """A subnetwork per stage, each of which keeps to the budget on its rank; pieces run again as the first of `levels`
-    with which that can be. `rule` is one for the same network and batches, however it is cut."""
-    assert budget.size is not None, "there is nothing to keep to without a budget in bytes"
+    """A subnetwork per stage, each of which keeps to a budget in bytes on its rank; pieces run again as the first of
+    `levels` with which that can be. `rule` is one for the same network and batches, however it is cut.
+
+    Example:
+        >>> plan = plan_for_stages(STDL(model, optimizer, x, budget=1.0), "2GiB", stages=4)
+        >>> rule = ParallelRule(STDL(model, optimizer, x, plan=plan), Ranks(stages=4))
+    """
+    budget = parse_budget(budget)
+    if budget.size is None:
+        raise ValueError('the budget of a rank is in bytes: write for example "2GiB" or 2e9.')
     units = len(rule.network.units)
     every_unit = [range(number, number + 1) for number in range(units)]
     work = counted_work(rule.trial(rule.network, plan_with_linear_heads(rule.network, every_unit)))

@@ -11,15 +11,14 @@ from torch import nn
 from stdl_engine.neurons import FusedLIF
 from stdl_engine.parallel.balance import counted_work
 from stdl_engine.parallel.cut import plan_for_stages
-from stdl_engine.parallel.forecast import Shards, forecast
-from stdl_engine.planning.budgets import Budget, OverBudget
+from stdl_engine.parallel.forecast import forecast
+from stdl_engine.planning.budgets import OverBudget
 from stdl_engine.planning.plan import Plan, Recompute, plan_of_layers, plan_with_linear_heads
 from stdl_engine.rules import STDL, Rule
 from stdl_engine.units import ConvUnit, Head, ResidualBlock
 
 from ..planning.fit_nets import IMAGE, SGD
 
-ALONE = Shards()
 RECOMPUTE = Recompute(default=1)
 
 
@@ -69,7 +68,7 @@ def test_a_budget_that_only_stages_keep_to(rule, least):
     sizes = sorted(set(ways.values()))
     chosen = set()
     for size in sizes:
-        plan = plan_for_stages(rule, Budget(size=size), 2, ALONE)
+        plan = plan_for_stages(rule, f"{size}B", 2)
         (first, auxiliary), (last, _) = ((part.units, part.auxiliary) for part in plan.parts)
         assert largest(rule, plan) <= size
         possible = {stop for (stop, _), taken in ways.items() if taken <= size}
@@ -88,17 +87,22 @@ def test_pieces_run_again_where_nothing_else_fits(rule):
     plain, again = (min(cuts(rule, recompute).values()) for recompute in (Recompute(), RECOMPUTE))
     assert again < plain
     with pytest.raises(OverBudget):
-        plan_for_stages(rule, Budget(size=plain - 1), 2, ALONE)
+        plan_for_stages(rule, f"{plain - 1}B", 2)
     for size, recompute in ((plain, Recompute()), (plain - 1, RECOMPUTE), (again, RECOMPUTE)):
-        plan = plan_for_stages(rule, Budget(size=size), 2, ALONE, (Recompute(), RECOMPUTE))
+        plan = plan_for_stages(rule, f"{size}B", 2, levels=(Recompute(), RECOMPUTE))
         assert plan.recompute == recompute
         assert largest(rule, plan) <= size
     with pytest.raises(
         OverBudget, match=r"cannot be cut into 2 subnetworks, one per stage, .* use more stages, a larger"
     ):
-        plan_for_stages(rule, Budget(size=again - 1), 2, ALONE, (Recompute(), RECOMPUTE))
+        plan_for_stages(rule, f"{again - 1}B", 2, levels=(Recompute(), RECOMPUTE))
+
+
+def test_only_bytes_can_be_kept_to(rule):
+    with pytest.raises(ValueError, match="the budget of a rank is in bytes"):
+        plan_for_stages(rule, 0.5, 2)
 
 
 def test_more_stages_than_units(rule):
     with pytest.raises(ValueError, match="9 stages were asked for"):
-        plan_for_stages(rule, Budget(size=10**9), 9, ALONE)
+        plan_for_stages(rule, "1GB", 9)
