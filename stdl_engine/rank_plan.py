@@ -55,6 +55,7 @@ def rule_on_stages(
         if stages == 1 or error.least is None:
             raise
         least = error.least
+    recipe = replace(recipe, rule="stdl" if recipe.rule == "auto" else recipe.rule)
     return make_rule(recipe, model, sample, batches, plan=_plan_on_stages(recipe, stages, shards, least))
 
 
@@ -63,14 +64,11 @@ def _plan_on_stages(recipe: Recipe, stages: int, shards: Shards, least: int) -> 
     one_by_one = replace(recipe, chunk=1 if chunk_of(recipe) == "auto" else recipe.chunk)
     if recipe.rule != "stdl" or recipe.layerwise:
         return rule_of(replace(one_by_one, budget=f"{least}B")).plan
-    rule = rule_of(
-        replace(one_by_one, budget="1", recompute="none")
-    )  # of one subnetwork, which fits into no budget yet
-    assert isinstance(rule, STDL), "the recipe's rule is stdl"
-    levels = {"none": [0], "all": [1], "auto": [0, 1]}[recipe.recompute]
-    recomputes = [Recompute(default=level) for level in levels]
-    plan = plan_for_stages(rule, str(recipe.budget), stages, shards, recomputes)
-    return replace(plan, chunk=rule.plan.chunk)
+    uncut = rule_of(replace(one_by_one, budget="1", recompute="none"))
+    assert isinstance(uncut, STDL), "the recipe's rule is stdl"
+    may_choose = recipe.recompute == "auto" and recipe.memory == "lean"
+    levels = [0, 1] if may_choose else [int(recipe.recompute in ("all", "twice"))]
+    return plan_for_stages(uncut, str(recipe.budget), stages, shards, [Recompute(default=level) for level in levels])
 
 
 def plan_ranks(recipe: Recipe, stages: int, ranks: int | None) -> RankPlan:

@@ -32,7 +32,8 @@ def plan_for_stages(
     levels: Sequence[Recompute] = (Recompute(),),
 ) -> Plan:
     """A subnetwork per stage, each of which keeps to a budget in bytes on its rank; pieces run again as the first of
-    `levels` with which that can be. `rule` is one for the same network and batches, however it is cut.
+    `levels` with which that can be. `rule` is one for the same network and batches, with as many time steps together,
+    however it is cut.
 
     Example:
         >>> plan = plan_for_stages(STDL(model, optimizer, x, budget=1.0), "2GiB", stages=4)
@@ -63,7 +64,7 @@ def _measured(
     with rule.autocast("cpu"), faking():
         apart, limit = Apart(rule, recompute), budget.size
         while True:
-            plan = apart.within(limit, stages, work)
+            plan = replace(apart.within(limit, stages, work), chunk=rule.plan.chunk)
             with unset_fake_temporarily():
                 cut = rule.trial(rule.network, plan)
                 found = forecast(cut, stages, rule.steps, sequence=rule.sequence, shards=shards).stages

@@ -115,13 +115,21 @@ def test_stages_keep_to_a_budget_that_one_process_cannot(tmp_path, capsys):
     assert plan([*options, "--stages", "2", "--json"]) == 0
     stages = json.loads(capsys.readouterr().out)["stages"]
     assert all(stage["rank_bytes"] <= 5.5e6 for stage in stages)
-    run(2, train, [*options, "--stages", "2", "--out", str(out)], 6, 1, expect_errors=True)
+    run(2, train, [*options, "--stages", "2", "--out", str(out)])
+    (row,) = state_of(out)["rows"]
+    assert [rank["peak_bytes"] for rank in row["ranks"]] == [stage["peak_bytes"] for stage in stages[::-1]]
     capsys.readouterr()
     assert main(["--resume", str(out)]) == 2
     assert "it was planned for more processes, so continue it with torchrun and --stages" in capsys.readouterr().err
-    run(2, train, ["--resume", str(out), "--stages", "2"])
-    for row in state_of(out)["rows"]:
-        assert [rank["peak_bytes"] for rank in row["ranks"]] == [stage["peak_bytes"] for stage in stages[::-1]]
+
+
+def test_a_subnetwork_per_stage_where_one_process_is_too_small(capsys):
+    options = ["digits", "--rule", "auto", "--width", "0.25", "--steps", "2", "--batch-size", "8", "--budget", "7MB"]
+    assert plan([*options, "--stages", "2", "--json"]) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    assert [stage["subnetworks"] for stage in stages] == [[1], [2]]
+    assert all(stage["rank_bytes"] <= 7e6 for stage in stages)
+    assert sum(stage["peak_bytes"] for stage in stages) > 7e6
 
 
 def test_a_budget_that_no_stage_keeps_to(capsys):
