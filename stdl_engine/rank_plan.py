@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -49,14 +50,30 @@ def rule_on_stages(
 ) -> Rule:  # fmt: skip
     """The rule of a rank, whose batches are the recipe's, as `make_rule` makes it. Where one process could not keep to
     a budget in bytes, STDL gets a subnetwork per stage, and with other rules every piece runs again."""
+    numbers = torch.get_rng_state()
     try:
-        return make_rule(recipe, model, sample, batches, saved)
+        rule = make_rule(recipe, model, sample, batches, saved)
     except OverBudget as error:
         if stages == 1 or error.least is None:
             raise
-        least = error.least
-    recipe = replace(recipe, rule="stdl" if recipe.rule == "auto" else recipe.rule)
-    return make_rule(recipe, model, sample, batches, plan=_plan_on_stages(recipe, stages, shards, least))
+        recipe = replace(recipe, rule="stdl" if recipe.rule == "auto" else recipe.rule)
+        return make_rule(recipe, model, sample, batches, plan=_plan_on_stages(recipe, stages, shards, error.least))
+    if _takes_chunks(rule, recipe, stages, shards):
+        return rule
+    torch.set_rng_state(numbers)  # auxiliary networks are drawn once more
+    return make_rule(replace(recipe, chunk=1), model, sample, batches)
+
+
+def _takes_chunks(rule: Rule, recipe: Recipe, stages: int, shards: Shards) -> bool:
+    """Whether stages keep to a budget in bytes with as many time steps together as one process does: batches wait on
+    stages, too."""
+    if stages == 1 or not rule.keeps_bytes or rule.plan.chunk == 1 or chunk_of(recipe) != "auto":
+        return True
+    try:
+        forecast(rule, stages, recipe.steps, sequence=recipe.events, shards=shards)
+    except OverBudget:
+        return False
+    return True
 
 
 def _plan_on_stages(recipe: Recipe, stages: int, shards: Shards, least: int) -> Plan:

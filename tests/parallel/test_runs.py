@@ -6,13 +6,20 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from stdl_engine import checkpoints, evaluate, load
+from stdl_engine import checkpoints, evaluate, load, rank_plan
+from stdl_engine.building import build_network, sample_batch
+from stdl_engine.parallel.forecast import Shards
 from stdl_engine.plan import main as plan
+from stdl_engine.planning.budgets import OverBudget
+from stdl_engine.rank_plan import rule_on_stages
+from stdl_engine.recipes import RECIPES, Recipe
+from stdl_engine.rules import Rule
 from stdl_engine.stopping import StopSignals
 from stdl_engine.train import command, main
 
@@ -130,6 +137,27 @@ def test_a_subnetwork_per_stage_where_one_process_is_too_small(capsys):
     assert [stage["subnetworks"] for stage in stages] == [[1], [2]]
     assert all(stage["rank_bytes"] <= 7e6 for stage in stages)
     assert sum(stage["peak_bytes"] for stage in stages) > 7e6
+
+
+def test_time_steps_run_one_by_one_where_stages_need_the_room(monkeypatch):
+    recipe = replace(RECIPES["digits"], width=0.0625, batch_size=8, steps=2, rule="ell", budget="30MB")
+
+    def made(recipe: Recipe) -> Rule:
+        torch.manual_seed(0)
+        return rule_on_stages(recipe, 2, Shards(), build_network(recipe), sample_batch(recipe, torch.device("cpu")), 1)
+
+    assert made(recipe).plan.chunk == 2
+    measure = rank_plan.forecast
+
+    def crowded(rule: Rule, *arguments, **options):
+        if rule.plan.chunk > 1:
+            raise OverBudget("batches that wait take the rest")
+        return measure(rule, *arguments, **options)
+
+    monkeypatch.setattr(rank_plan, "forecast", crowded)
+    rule, same = made(recipe), made(replace(recipe, chunk=1))
+    assert rule.plan.chunk == 1
+    assert_same_state(rule.state_dict(), same.state_dict(), "the rule")  # its heads are drawn as in one process
 
 
 def test_a_budget_that_no_stage_keeps_to(capsys):
