@@ -19,7 +19,7 @@ def values_of(plan: Plan) -> dict[str, Any]:
             [part.units.start, part.units.stop, None if part.auxiliary is None else [x.index for x in part.auxiliary]]
             for part in plan.parts
         ],
-        "variant": next(name for name, variant in VARIANTS.items() if variant == plan.variant),
+        "variant": next((name for name, variant in VARIANTS.items() if variant == plan.variant), None),
         "budget": plan.budget,
         "levels": [[number, name, level] for (number, name), level in recompute.levels.items()],
         "default_level": recompute.default,
