@@ -36,6 +36,9 @@ inlined = numba.njit(**_INLINED, **_OPTIONS)
 """For functions that only compiled loops call: LLVM inlines them. Without entry points for Python and C each takes half
 as long to compile."""
 
+reordering = numba.njit(**_INLINED, **_OPTIONS, fastmath={"reassoc"})
+"""The same for additions that LLVM may do in another order, in several running sums at a time."""
+
 
 def _counter(field: int, says: str) -> Callable:
     """A function for compiled loops that takes the next number of a record's field, an int64, atomically."""

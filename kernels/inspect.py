@@ -38,7 +38,7 @@ from ..unread_output import ending_quietly
 from . import dispatch
 from .alif import triton as alif
 from .lif import triton as lif
-from .norm_lif import triton as norm_lif
+from .norm_lif import triton_fire, triton_norm
 from .triton_tile import BLOCK, THREADS, surrogate
 
 with extra("train", __name__):
@@ -98,9 +98,12 @@ _PLIF_BACK = _PLIF | {"HAS_GRAD_W": True, "shared": ("p_decay", "p_partial")}
 _PLIF_ONLINE_BACK = _PLIF_BACK | {"shared": ("p_partial",)}
 _ALIF: dict[str, Any] = {"ADVANCE": True}
 _ALIF_BACK = _ALIF | {"more_past": ("HAS_GRAD_ADAPT",)}
-_NORM_FWD: dict[str, Any] = {"RESET": "soft", "LEARNED": False, "SCALE_BY_DECAY": False, "KEEP": False, "CHANNELS": 64}
+_INNERMOST: dict[str, Any] = {"CHANNELS": 64, "WIDTH": 64, "RUN": 1}
+_PADDED: dict[str, Any] = {"CHANNELS": 48, "WIDTH": 64, "RUN": 1}
+_RUNS: dict[str, Any] = {"CHANNELS": 64, "WIDTH": 1, "RUN": 256}
+_NORM_FWD: dict[str, Any] = {"RESET": "soft", "LEARNED": False, "SCALE_BY_DECAY": False, "KEEP": False, "ADDS": ""}
 _NORM_BWD: dict[str, Any] = {
-    "SURROGATE": surrogate("triangle"), "RESET": "soft", "LEARNED": False, "SCALE_BY_DECAY": False, "CHANNELS": 64,
+    "SURROGATE": surrogate("triangle"), "RESET": "soft", "LEARNED": False, "SCALE_BY_DECAY": False,
     "HAS_GRAD_SPIKES": True, "HAS_GRAD_W": False,
 }  # fmt: skip
 _ONLINE = {"DETACH_RESET": True, "HAS_GRAD_M": False, "HAS_PAST": False}
@@ -125,13 +128,21 @@ KERNELS = {
     "alif_sequence_fwd": _forward(alif.alif_fwd, pack=True, many=True, **_ALIF),
     "alif_sequence_bwd": _backward(alif.alif_bwd, online=False, many=True, **_ALIF_BACK),
     "alif_online_sequence_bwd": _backward(alif.alif_bwd, online=True, many=True, **_ALIF_BACK),
-    "norm_moments": Kernel(norm_lif.norm_moments, ("p_x",), {"CHANNELS": 64}, of_channels="in loop"),
-    "norm_lif_fwd": _norm(norm_lif.norm_lif_fwd, **_NORM_FWD, DENSE=False, ADDS=""),
-    "norm_lif_dense_fwd": _norm(norm_lif.norm_lif_fwd, **_NORM_FWD, DENSE=True, ADDS=""),
-    "norm_lif_added_fwd": _norm(norm_lif.norm_lif_fwd, **_NORM_FWD, DENSE=False, ADDS="map"),
-    "norm_lif_online_bwd": _norm(norm_lif.norm_lif_bwd, "in loop", **_NORM_BWD, **_ONLINE),
-    "norm_lif_bwd": _norm(norm_lif.norm_lif_bwd, "in loop", **_NORM_BWD, **_EXACT),
-    "norm_grad_x": _norm(norm_lif.norm_grad_x, CONSTANT=False, CHANNELS=64),
+    "norm_moments": Kernel(triton_norm.norm_moments, ("p_x",), _INNERMOST, of_channels="in loop"),
+    "norm_moments_runs": Kernel(triton_norm.norm_moments, ("p_x",), _RUNS, of_channels="in loop"),
+    "norm_lif_fwd": _norm(triton_fire.norm_lif_fwd, **_NORM_FWD, **_INNERMOST, DENSE=False),
+    "norm_lif_padded_fwd": _norm(triton_fire.norm_lif_fwd, **_NORM_FWD, **_PADDED, DENSE=False),
+    "norm_lif_runs_fwd": _norm(triton_fire.norm_lif_fwd, **_NORM_FWD, **_RUNS, DENSE=False),
+    "norm_lif_dense_fwd": _norm(triton_fire.norm_lif_fwd, **_NORM_FWD, **_INNERMOST, DENSE=True),
+    "norm_lif_added_fwd": _norm(triton_fire.norm_lif_fwd, **_NORM_FWD | {"ADDS": "map"}, **_INNERMOST, DENSE=False),
+    "norm_lif_online_bwd": _norm(triton_fire.norm_lif_bwd, "in loop", **_NORM_BWD, **_ONLINE, **_INNERMOST),
+    "norm_lif_runs_online_bwd": _norm(triton_fire.norm_lif_bwd, "in loop", **_NORM_BWD, **_ONLINE, **_RUNS),
+    "norm_lif_bwd": _norm(triton_fire.norm_lif_bwd, "in loop", **_NORM_BWD, **_EXACT, **_INNERMOST),
+    "norm_lif_steps_bwd": _norm(triton_fire.norm_lif_steps_bwd, "in loop", **_NORM_BWD, **_EXACT, **_INNERMOST),
+    "norm_map": Kernel(triton_norm.norm_map, ("p_x", "p_y"), _INNERMOST, of_channels="all"),
+    "norm_sums": Kernel(triton_norm.norm_sums, ("p_x", "p_grad"), _INNERMOST, of_channels="in loop"),
+    "norm_grad_x": _norm(triton_norm.norm_grad_x, CONSTANT=False, **_INNERMOST),
+    "norm_grad_x_runs": _norm(triton_norm.norm_grad_x, CONSTANT=False, **_RUNS),
 }
 """The forward kernel of a sequence is the same online or not."""
 
@@ -160,7 +171,7 @@ def compile_kernel(kernel: Kernel, dtype: str, target: GPUTarget) -> CompiledKer
         elif name == "n":
             signature[name] = "i32"
             attributes[i,] = backend.parse_attr("D")
-        elif name in ("steps", "programs", "groups", "steps_each", "tiles_each"):
+        elif name in ("steps", "programs", "groups", "steps_each", "tiles_each", "pixels_each"):
             signature[name] = "i32"
         else:
             signature[name] = "fp32"

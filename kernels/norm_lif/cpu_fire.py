@@ -33,10 +33,10 @@ from ..cpu_loop import (
 )
 from ..cpu_math import element
 from ..cpu_scratch import scratch
-from ..cpu_threads import CHUNK, Kernel, address, claim, compile_kernel, pointer, run_on, workers_for
+from ..cpu_threads import Kernel, address, claim, compile_kernel, pointer, run_on, workers_for
 from ..lif.cpu import add_up_decay, go_back_for, integrate_for, numbers_for
 from .cpu_norm import normalise_tile
-from .cpu_rows import MOST, chunks_of, clear, fold, row_of, row_of_table, spread, sums_of_ticket
+from .cpu_rows import MOST, SIZES, clear, fold, lay_out, row_of_table, sizes_of, sums_of_ticket, walk_of
 from .cpu_sums import add_up, partial_sums, sum_tile
 from .operands import GAIN, MEAN, OFFSET, Fire, GoBack
 
@@ -49,8 +49,9 @@ _GO_BACK = tuple(name for name in GoBack._fields[1 : GoBack._fields.index("decay
 
 @functools.cache
 def _record(addresses: tuple[str, ...]) -> type[ctypes.Structure]:
-    whole = ("ticket", "steps", "groups", "n", "channels", "chunks", *addresses)
-    fields = [(name, ctypes.c_int64) for name in whole] + [(name, ctypes.c_float) for name in Numbers._fields]
+    fields = [(name, ctypes.c_int64) for name in (*SIZES, *addresses)] + [
+        (name, ctypes.c_float) for name in Numbers._fields
+    ]
     return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
 
 
@@ -60,7 +61,7 @@ def forward(operands: Fire, options: Options) -> None:
     addresses = [t.data_ptr() if isinstance(t, Tensor) else 0 for t in o[1 : 1 + len(_FIRE)]]
     in_place = o.m_kept is None if shape.steps > 1 else o.m.data_ptr() == o.m_first.data_ptr()
     kernel = _forward_kernel(o.x.dtype, integrate_for(options.reset), in_place)
-    record = _record(_FIRE)(0, *_sizes(operands), *addresses, *numbers_for(options, o.decay))
+    record = _record(_FIRE)(*sizes_of(shape), *addresses, *numbers_for(options, o.decay))
     run_on(workers_for(record.chunks), kernel, record)
 
 
@@ -70,7 +71,7 @@ def backward(operands: GoBack, options: Options) -> None:
     o, shape = operands, operands.shape
     through_time = shape.steps > 1 and not o.online
     carries, hands_on = through_time or o.grad_m is not None, through_time or o.grad_m_first is not None
-    partial, of_decay = partial_sums(shape), None if o.grad_w is None else np.empty(chunks_of(shape), np.float32)
+    partial, of_decay = partial_sums(shape), None if o.grad_w is None else np.empty(walk_of(shape).chunks, np.float32)
     reset, detach = options.reset, options.detach_reset
     if not hands_on:
         detach = True  # no gradient passes through the reset: one kernel for all of these
@@ -82,16 +83,11 @@ def backward(operands: GoBack, options: Options) -> None:
     addresses = [given[name].data_ptr() if isinstance(given[name], Tensor) else 0 for name in _GO_BACK]
     rooms = partial.ctypes.data, 0 if of_decay is None else of_decay.ctypes.data
     names = (*_GO_BACK, "partial", "of_decay")
-    record = _record(names)(0, *_sizes(operands), *addresses, *rooms, *numbers_for(options, o.decay))
+    record = _record(names)(*sizes_of(shape), *addresses, *rooms, *numbers_for(options, o.decay))
     run_on(workers_for(record.chunks), kernel, record)
     add_up(partial, o.sums, shape)
     if of_decay is not None:
         add_up_decay(of_decay, o.decay, o.grad_w, options)
-
-
-def _sizes(operands: Fire | GoBack) -> tuple[int, ...]:
-    shape = operands.shape
-    return shape.steps, shape.groups, shape.neurons, shape.channels, chunks_of(shape)
 
 
 @functools.cache
@@ -110,21 +106,21 @@ def _forward_kernel(dtype: torch.dtype, integrate: Callable, in_place: bool) -> 
         y, unread = carray(y_room(), (TILE,), memory), address(spikes_room())
         each, known = steps // args.groups, -1
         while True:
-            chunk = claim(p) * CHUNK
+            chunk = claim(p) * args.chunk
             if chunk >= n:
                 break
-            for first in range(chunk, min(chunk + CHUNK, n), TILE):
-                count, here = min(TILE, n - first), first * 4
+            for first in range(chunk, min(chunk + args.chunk, n), args.tile):
+                count, here = min(args.tile, n - first), first * 4
                 m, past = args.m + here, args.m_first + here
                 if in_place and past != m:
                     copy(states(past), states(m), count)
                 for t in range(steps):
-                    if t // each != known:
+                    if t // each != known or args.run > 1:
                         known = t // each
-                        spread(row_of_table(args.table, known, GAIN, channels), gains, channels)
-                        spread(row_of_table(args.table, known, OFFSET, channels), offsets, channels)
+                        lay_out(row_of_table(args.table, known, GAIN, channels), gains, args, first, count)
+                        lay_out(row_of_table(args.table, known, OFFSET, channels), offsets, args, first, count)
                     start = t * n + first
-                    write(maps(args.x + start * item), gains, offsets, y, count, channels)
+                    write(maps(args.x + start * item), gains, offsets, y, count, args.row)
                     if args.added != 0:
                         added = maps(args.added + start * item)
                         for k in range(np.uint64(count)):
@@ -166,17 +162,17 @@ def _backward_kernel(
         carry, each, known = address(carry_room()), steps // args.groups, -1
         while True:
             ticket = claim(p)
-            chunk = ticket * CHUNK
+            chunk = ticket * args.chunk
             if chunk >= n:
                 break
             for t in range(steps):
-                alone, with_x = sums_of_ticket(args.partial, t * args.chunks + ticket, channels)
-                clear(alone, row_of(channels))
-                clear(with_x, row_of(channels))
+                alone, with_x = sums_of_ticket(args.partial, t * args.chunks + ticket, args.places)
+                clear(alone, args.places)
+                clear(with_x, args.places)
             if sums_decay:
                 fill(lanes, zero, LANES)
-            for first in range(chunk, min(chunk + CHUNK, n), TILE):
-                count, here = min(TILE, n - first), first * 4
+            for first in range(chunk, min(chunk + args.chunk, n), args.tile):
+                count, here = min(args.tile, n - first), first * 4
                 m, from_m = args.m + here, carry
                 if carries:
                     if args.grad_m != 0:
@@ -209,16 +205,16 @@ def _backward_kernel(
                             products[k] = product
                     if sums_decay:
                         add_to_lanes(products, lanes, count, zero)
-                    if t // each != known:
+                    if t // each != known or args.run > 1:
                         known = t // each
-                        spread(row_of_table(args.table, known, MEAN, channels), means, channels)
-                    alone, with_x = sums_of_ticket(args.partial, t * args.chunks + ticket, channels)
-                    add(grad, maps(args.x + start * item), means, count, channels, alone, with_x)
+                        lay_out(row_of_table(args.table, known, MEAN, channels), means, args, first, count)
+                    alone, with_x = sums_of_ticket(args.partial, t * args.chunks + ticket, args.places)
+                    add(grad, maps(args.x + start * item), means, args, first, count, alone, with_x)
                     m, from_m = past, to_m
             for t in range(steps):
-                alone, with_x = sums_of_ticket(args.partial, t * args.chunks + ticket, channels)
-                fold(alone, channels)
-                fold(with_x, channels)
+                alone, with_x = sums_of_ticket(args.partial, t * args.chunks + ticket, args.places)
+                fold(alone, args.places, channels)
+                fold(with_x, args.places, channels)
             if sums_decay:
                 totals = carray(pointer(args.of_decay), (args.chunks,), np.float32)
                 totals[ticket] = sum_of_lanes(lanes, zero)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numba import carray
 from torch import Tensor
 
-from ..cpu_loop import tile_of
+from ..cpu_loop import TILE, tile_of
 from ..cpu_math import element
 from ..cpu_scratch import scratch
-from ..cpu_threads import CHUNK, Kernel, claim, compile_kernel, pointer, run_on, workers_for
-from .cpu_rows import MOST, Record, clear, fold, moments_of_ticket, record_of, row_of, row_of_table, spread
+from ..cpu_threads import Kernel, claim, compile_kernel, inlined, pointer, run_on, workers_for
+from .cpu_rows import MOST, Record, clear, fold, lay_out, next_channel, plus, record_of, row_of_table
 from .operands import GAIN, INVERSE, MEAN, OFFSET, Shape
 
 FEW = 8
@@ -31,7 +32,7 @@ def statistics(
     record = record_of(
         shape, x=x, table=table, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var
     )
-    moments = np.empty((shape.steps, record.chunks, 2, shape.channels))
+    moments = np.empty((shape.steps, record.chunks, 3, shape.channels))
     parts = np.empty(len(shares))
     parts[:] = shares
     record.partial, record.shares, record.eps = moments.ctypes.data, parts.ctypes.data, eps
@@ -39,59 +40,124 @@ def statistics(
     _table_kernel()(ctypes.byref(record))
 
 
+@inlined
+def moments_of_ticket(partial, ticket, channels):
+    """A ticket's three rows: how many elements it has of each channel, their mean, and the sum of squares around it."""
+    here, row = partial + ticket * channels * 24, channels * 8
+    return (
+        carray(pointer(here), (MOST,), np.float64),
+        carray(pointer(here + row), (MOST,), np.float64),
+        carray(pointer(here + 2 * row), (MOST,), np.float64),
+    )
+
+
 @functools.cache
 def _moments_kernel(dtype: torch.dtype) -> Kernel:
-    """The mean of each ticket and channel, and the sum of squares around it."""
-    memory, _, widen, _ = element(dtype)
+    """The moments of each ticket and channel."""
+    memory = element(dtype).memory
     item, maps = np.dtype(memory).itemsize, tile_of(memory)
-    shift_room, alone_room, squares_room = (scratch(MOST, np.float32) for _ in range(3))
+    of_rows, of_runs = _moments_of_rows(dtype), _moments_of_runs(dtype)
 
     def body(p):
         args = carray(p, 1)[0]
-        n, channels = args.n, args.channels
-        places = row_of(channels)
-        shift = carray(shift_room(), (MOST,), np.float32)
-        alone = carray(alone_room(), (MOST,), np.float32)
-        squares = carray(squares_room(), (MOST,), np.float32)
         while True:
             ticket = claim(p)
             if ticket >= args.steps * args.chunks:
                 break
-            step, chunk = ticket // args.chunks, ticket % args.chunks * CHUNK
-            last = min(chunk + CHUNK, n)
-            # Squares are taken of differences to the mean of a few pixels: a mean far from zero costs no digits.
-            x, few = maps(args.x + (step * n + chunk) * item), min(FEW, (last - chunk) // channels)
-            clear(shift, channels)
-            for first in range(np.uint64(0), np.uint64(few * channels), np.uint64(channels)):
-                for channel in range(np.uint64(channels)):
-                    shift[channel] += widen(x[first + channel]) / np.float32(few)
-            spread(shift, shift, channels)
-            clear(alone, places)
-            clear(squares, places)
-            together, place = (last - chunk) // (4 * places) * 4 * places, np.uint64(places)
-            for first in range(0, together, 4 * places):
-                for k in range(place):
-                    i0, origin = np.uint64(first) + k, shift[k]
-                    i1, i2, i3 = i0 + place, i0 + np.uint64(2) * place, i0 + np.uint64(3) * place
-                    d0, d1 = widen(x[i0]) - origin, widen(x[i1]) - origin
-                    d2, d3 = widen(x[i2]) - origin, widen(x[i3]) - origin
-                    alone[k] += (d0 + d1) + (d2 + d3)
-                    squares[k] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
-            for first in range(together, last - chunk, places):
-                for k in range(np.uint64(min(places, last - chunk - first))):
-                    d = widen(x[np.uint64(first) + k]) - shift[k]
-                    alone[k] += d
-                    squares[k] += d * d
-            fold(alone, channels)
-            fold(squares, channels)
-            mean, spread_out = moments_of_ticket(args.partial, ticket, channels)
-            samples = (last - chunk) // channels
-            for channel in range(np.uint64(channels)):
-                total = float(alone[channel])
-                spread_out[channel] = squares[channel] - total * total / samples
-                mean[channel] = shift[channel] + total / samples
+            step, chunk = ticket // args.chunks, ticket % args.chunks * args.chunk
+            count = min(args.chunk, args.n - chunk)
+            samples, mean, around = moments_of_ticket(args.partial, ticket, args.channels)
+            x = maps(args.x + (step * args.n + chunk) * item)
+            if args.run == 1:
+                of_rows(x, count, args, samples, mean, around)
+            else:
+                of_runs(x, chunk, count, args, samples, mean, around)
 
     return compile_kernel(body, Record)
+
+
+@functools.cache
+def _moments_of_rows(dtype: torch.dtype) -> Callable:
+    """A function that finds the moments of neurons with channels innermost."""
+    widen = element(dtype).widen
+    guess_room, shift_room, alone_room, squares_room = (scratch(MOST, np.float32) for _ in range(4))
+
+    def moments(x, count, args, samples, mean, around):
+        channels, places = args.channels, args.places
+        guess, shift = carray(guess_room(), (MOST,), np.float32), carray(shift_room(), (MOST,), np.float32)
+        alone, squares = carray(alone_room(), (MOST,), np.float32), carray(squares_room(), (MOST,), np.float32)
+        # Squares are taken of differences to the mean of a few pixels: a mean far from zero costs no digits.
+        few = min(FEW, count // channels)
+        clear(guess, channels)
+        for first in range(np.uint64(0), np.uint64(few * channels), np.uint64(channels)):
+            for channel in range(np.uint64(channels)):
+                guess[channel] += widen(x[first + channel]) / np.float32(few)
+        lay_out(guess, shift, args, 0, places)
+        clear(alone, places)
+        clear(squares, places)
+        together, place = count // (4 * places) * 4 * places, np.uint64(places)
+        for first in range(0, together, 4 * places):
+            for k in range(place):
+                i0, origin = np.uint64(first) + k, shift[k]
+                i1, i2, i3 = i0 + place, i0 + np.uint64(2) * place, i0 + np.uint64(3) * place
+                d0, d1 = widen(x[i0]) - origin, widen(x[i1]) - origin
+                d2, d3 = widen(x[i2]) - origin, widen(x[i3]) - origin
+                alone[k] += (d0 + d1) + (d2 + d3)
+                squares[k] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
+        for first in range(together, count, places):
+            for k in range(np.uint64(min(places, count - first))):
+                d = widen(x[np.uint64(first) + k]) - shift[k]
+                alone[k] += d
+                squares[k] += d * d
+        fold(alone, places, channels)
+        fold(squares, places, channels)
+        own = count // channels
+        for channel in range(np.uint64(channels)):
+            total = float(alone[channel])
+            samples[channel] = own
+            mean[channel] = guess[channel] + total / own
+            around[channel] = squares[channel] - total * total / own
+
+    return inlined(moments)
+
+
+@functools.cache
+def _moments_of_runs(dtype: torch.dtype) -> Callable:
+    """A function that finds those of neurons from `first` on where channels are runs. Of some it may have none."""
+    widen = element(dtype).widen
+    guess_room = scratch(MOST, np.float32)
+
+    def moments(x, first, count, args, samples, mean, around):
+        channels, run = args.channels, args.run
+        guess = carray(guess_room(), (MOST,), np.float32)
+        for channel in range(np.uint64(channels)):
+            samples[channel] = mean[channel] = around[channel] = 0.0
+        channel, start, stop = first // run % channels, 0, run - first % run
+        while start < count:
+            last = min(min(stop, count), start + TILE)
+            if samples[channel] == 0.0:
+                few, total = min(FEW, last - start), np.float32(0)
+                for i in range(np.uint64(start), np.uint64(start + few)):
+                    total += widen(x[i]) / np.float32(few)
+                guess[channel] = total
+            origin, alone, squares = guess[channel], np.float32(0), np.float32(0)
+            for i in range(np.uint64(start), np.uint64(last)):
+                d = widen(x[i]) - origin
+                alone = plus(alone, d)
+                squares = plus(squares, d * d)
+            samples[channel] += last - start
+            mean[channel] += alone
+            around[channel] += squares
+            start = last
+            if start == stop:
+                channel, stop = next_channel(channel, channels), stop + run
+        for channel in range(np.uint64(channels)):
+            if samples[channel] > 0.0:
+                total = mean[channel]
+                mean[channel] = guess[channel] + total / samples[channel]
+                around[channel] -= total * total / samples[channel]
+
+    return inlined(moments)
 
 
 @functools.cache
@@ -119,18 +185,19 @@ def _table_kernel() -> Kernel:
             for channel in range(channels):
                 samples, mean, around = 0.0, 0.0, 0.0
                 for ticket in range(group * each, (group + 1) * each):
-                    own_mean, own_around = moments_of_ticket(args.partial, ticket, channels)
-                    chunk = ticket % args.chunks * CHUNK
-                    own = (min(chunk + CHUNK, args.n) - chunk) // channels
+                    owned, own_mean, own_around = moments_of_ticket(args.partial, ticket, channels)
+                    own = owned[channel]
+                    if own == 0.0:
+                        continue
                     apart, samples = own_mean[channel] - mean, samples + own
                     mean += apart * own / samples
                     around += own_around[channel] + apart * apart * own * (samples - own) / samples
                 variance = max(around, 0.0) / samples if around == around else around
                 inverse = 1.0 / math.sqrt(variance + args.eps)
-                gain = inverse * (weight[channel] if args.weight != 0 else np.float32(1))
-                means[channel], inverses[channel] = np.float32(mean), np.float32(inverse)
-                gains[channel] = np.float32(gain)
-                offsets[channel] = np.float32((bias[channel] if args.bias != 0 else np.float32(0)) - mean * gain)
+                # The offset is that of the rounded gain: where x is near the mean, what the gain lost does not show.
+                gain = np.float32(inverse * (weight[channel] if args.weight != 0 else np.float32(1)))
+                means[channel], inverses[channel], gains[channel] = np.float32(mean), np.float32(inverse), gain
+                offsets[channel] = np.float32((bias[channel] if args.bias != 0 else np.float32(0)) - mean * float(gain))
                 if args.running_mean != 0:
                     share = shares[group]
                     unbiased = around / (samples - 1) if samples > 1 else variance

@@ -11,30 +11,31 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from ..cpu_loop import TILE, copy, tile_of
+from ..cpu_loop import copy, tile_of
 from ..cpu_math import element
 from ..cpu_scratch import scratch
-from ..cpu_threads import CHUNK, Kernel, claim, compile_kernel, inlined, run_on, workers_for
+from ..cpu_threads import Kernel, claim, compile_kernel, inlined, run_on, workers_for
 from .cpu_rows import (
     MOST,
-    ROW,
     Record,
-    chunks_of,
     clear,
     fold,
-    moments_of_ticket,
+    lay_out,
+    next_channel,
+    plus,
     record_of,
-    row_of,
     row_of_table,
-    spread,
+    sums_of_group,
     sums_of_ticket,
+    walk_of,
 )
 from .operands import MEAN, Shape
 
 
 def partial_sums(shape: Shape) -> np.ndarray:
-    """Room for two sums per ticket and place of a row."""
-    return np.empty((shape.steps, chunks_of(shape), 2, max(shape.channels, ROW)), np.float32)
+    """Room for two rows of sums per ticket."""
+    walk = walk_of(shape)
+    return np.empty((shape.steps, walk.chunks, 2, walk.places), np.float32)
 
 
 def sums(grad: Tensor, x: Tensor, table: Tensor, out: Tensor, shape: Shape) -> None:
@@ -56,13 +57,26 @@ def add_up(partial: np.ndarray, out: Tensor, shape: Shape) -> None:
 @functools.cache
 def sum_tile(dtype: torch.dtype) -> Callable:
     """A function that adds Σ grad and Σ grad · (x - mean) of a tile to two rows of sums."""
+    add_rows, add_runs = _sum_rows(dtype), _sum_runs(dtype)
+
+    def add(grad, x, means, args, first, count, total_alone, total_with_x):
+        if args.run == 1:
+            add_rows(grad, x, means, count, args.row, total_alone, total_with_x)
+        else:
+            add_runs(grad, x, means, args, first, count, total_alone, total_with_x)
+
+    return inlined(add)
+
+
+@functools.cache
+def _sum_rows(dtype: torch.dtype) -> Callable:
+    """The same with channels innermost: one sum for each place of a row."""
     widen = element(dtype).widen
     alone_room, with_x_room = scratch(MOST, np.float32), scratch(MOST, np.float32)
 
-    def add(grad, x, means, count, channels, total_alone, total_with_x):
+    def add(grad, x, means, count, places, total_alone, total_with_x):
         alone = carray(alone_room(), (MOST,), np.float32)
         with_x = carray(with_x_room(), (MOST,), np.float32)
-        places = row_of(channels)
         copy(total_alone, alone, places)
         copy(total_with_x, with_x, places)
         # Four rows at a time: reading and writing the sums takes longer than adding to them.
@@ -89,6 +103,27 @@ def sum_tile(dtype: torch.dtype) -> Callable:
 
 
 @functools.cache
+def _sum_runs(dtype: torch.dtype) -> Callable:
+    """The same where channels are runs: one sum for each channel."""
+    widen = element(dtype).widen
+
+    def add(grad, x, means, args, first, count, total_alone, total_with_x):
+        channels, run = args.channels, args.run
+        channel, start, stop = first // run % channels, 0, run - first % run
+        while start < count:
+            mean, alone, with_x = means[start], np.float32(0), np.float32(0)
+            for i in range(np.uint64(start), np.uint64(min(stop, count))):
+                g = widen(grad[i])
+                alone = plus(alone, g)
+                with_x = plus(with_x, g * (widen(x[i]) - mean))
+            total_alone[channel] += alone
+            total_with_x[channel] += with_x
+            channel, start, stop = next_channel(channel, channels), stop, stop + run
+
+    return inlined(add)
+
+
+@functools.cache
 def _sums_kernel(dtype: torch.dtype) -> Kernel:
     memory = element(dtype).memory
     item, maps = np.dtype(memory).itemsize, tile_of(memory)
@@ -96,22 +131,24 @@ def _sums_kernel(dtype: torch.dtype) -> Kernel:
 
     def body(p):
         args = carray(p, 1)[0]
-        n, channels = args.n, args.channels
+        n, channels, tile = args.n, args.channels, args.tile
         means, each = carray(means_room(), (MOST,), np.float32), args.steps // args.groups
         while True:
             ticket = claim(p)
             if ticket >= args.steps * args.chunks:
                 break
-            step, chunk = ticket // args.chunks, ticket % args.chunks * CHUNK
-            spread(row_of_table(args.table, step // each, MEAN, channels), means, channels)
-            alone, with_x = sums_of_ticket(args.partial, ticket, channels)
-            clear(alone, row_of(channels))
-            clear(with_x, row_of(channels))
-            for start in range(chunk, min(chunk + CHUNK, n), TILE):
-                here = (step * n + start) * item
-                add(maps(args.grad + here), maps(args.x + here), means, min(TILE, n - start), channels, alone, with_x)
-            fold(alone, channels)
-            fold(with_x, channels)
+            step, chunk = ticket // args.chunks, ticket % args.chunks * args.chunk
+            of_mean = row_of_table(args.table, step // each, MEAN, channels)
+            alone, with_x = sums_of_ticket(args.partial, ticket, args.places)
+            clear(alone, args.places)
+            clear(with_x, args.places)
+            for start in range(chunk, min(chunk + args.chunk, n), tile):
+                here, count = (step * n + start) * item, min(tile, n - start)
+                if args.run > 1 or start == chunk:
+                    lay_out(of_mean, means, args, start, count)
+                add(maps(args.grad + here), maps(args.x + here), means, args, start, count, alone, with_x)
+            fold(alone, args.places, channels)
+            fold(with_x, args.places, channels)
 
     return compile_kernel(body, Record)
 
@@ -124,11 +161,11 @@ def _add_up_kernel() -> Kernel:
         args = carray(p, 1)[0]
         channels, each = args.channels, args.steps // args.groups * args.chunks
         for group in range(args.groups):
-            alone, with_x = moments_of_ticket(args.sums, group, channels)
+            alone, with_x = sums_of_group(args.sums, group, channels)
             for channel in range(np.uint64(channels)):
                 alone[channel] = with_x[channel] = 0.0
             for ticket in range(group * each, (group + 1) * each):
-                own_alone, own_with_x = sums_of_ticket(args.partial, ticket, channels)
+                own_alone, own_with_x = sums_of_ticket(args.partial, ticket, args.places)
                 for channel in range(np.uint64(channels)):
                     alone[channel] += own_alone[channel]
                     with_x[channel] += own_with_x[channel]

@@ -113,6 +113,6 @@ norm_gradients_ = Operator("norm_gradients_", _gradients_over, _empty_parameter_
 def table_of(mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """The table of statistics that are known, each [groups, channels]."""
     inverse = (variance.double() + eps).rsqrt()
-    gain = inverse if weight is None else inverse * weight
+    gain = (inverse if weight is None else inverse * weight).float().double()  # what it loses, the offset makes up for
     offset = -mean * gain if bias is None else bias - mean * gain
     return torch.stack([gain, offset, mean.double(), inverse], 1).float()

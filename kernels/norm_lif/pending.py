@@ -137,16 +137,14 @@ MOST = {"cuda": 1024}
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernels can normalise such a map: not in float64, samples outermost in memory, channels innermost and
-    a power of two of them. Others are PyTorch's, whose batch norm of a contiguous map is the same in plain and in lean
-    memory."""
+    """Whether the kernels can normalise such a map: not in float64, samples outermost in memory, and channels innermost
+    or each a run of pixels, so that a byte of spike bits is of one pixel or sample (on a GPU, of one run)."""
     if x.ndim != 4 or x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or not x.numel():
         return False
-    channels = x.shape[1]
-    innermost = x.stride(1) == 1 and x.shape[2:].numel() > 1 and is_dense(x) and is_in_samples(x)
-    return innermost and 8 <= channels <= MOST.get(x.device.type, 2048) and not channels & (channels - 1)
-
-
-def takes_steps(x: Tensor, steps: int, online: bool) -> bool:
-    """Whether a neuron can take them in one pass: on a GPU not several steps that wait for one another."""
-    return steps == 1 or online or x.device.type != "cuda"
+    channels, pixels = x.shape[1], x.shape[2:].numel()
+    if channels > MOST.get(x.device.type, 2048) or pixels == 1 or not (is_dense(x) and is_in_samples(x)):
+        return False
+    if x.stride(1) == 1:
+        return not channels % 8
+    run = pixels if x.device.type == "cuda" else channels * pixels
+    return x.stride(1) == pixels and not run % 8

@@ -48,9 +48,10 @@ class LeanConv2d(SpikeConv2d):
         if skips_pixels(self):
             x, stride = every_pixel(x, *stride), (1, 1)  # only the pixels that are read are kept
         weight, bias = self.weight, self.bias
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            return self._dense(weight, bias, stride, x)
-        digits = None if why_dense(self) else digits_of(x, weight)
+        # Under autocast the convolution is in another dtype, in which nothing reads bits.
+        kind = x.device.type
+        dense = (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)) or why_dense(self)
+        digits = None if dense else digits_of(x, weight)
         if digits is None:
             y = self._dense(weight, bias, stride, x)
             if self.recompute and bits_of(x) is not None:

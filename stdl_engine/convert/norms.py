@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
-from ..kernels.norm_lif import PendingMap, of_norm, takes_steps
+from ..kernels.norm_lif import PendingMap, of_norm
 from ..memory.norms import fits_kernels, table_for
 from ..neurons import has_hooks
 from .lean_layers import must_be_plain
@@ -29,8 +29,7 @@ class PendingNorm2d(nn.BatchNorm2d):
         # SpikingJelly's, in step mode "m", takes [T, B, ...] and the statistics of all time steps together.
         several = getattr(self, "step_mode", "s") == "m"
         frames = x.flatten(0, 1) if several and x.ndim == 5 else x
-        steps = len(x) if several else 1
-        if several != (x.ndim == 5) or not self._can_wait(frames) or not takes_steps(frames, steps, online=False):
+        if several != (x.ndim == 5) or not self._can_wait(frames):
             return super().forward(x)
         table, constant = table_for(self, frames, 1)
         return of_norm(frames, table, self.weight, self.bias, constant=constant, shape=x.shape)
@@ -38,8 +37,6 @@ class PendingNorm2d(nn.BatchNorm2d):
     def _can_wait(self, x: Tensor) -> bool:
         """Whether the kernels take this input, and nobody waits for the output but whoever is given it."""
         if must_be_plain() or torch.jit.is_tracing() or self.memory_form is not None or has_hooks(self):
-            return False
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             return False
         if torch.is_inference_mode_enabled() or x.is_inference():  # where changes in place are not counted
             return False
@@ -52,7 +49,4 @@ def why_written(norm: nn.BatchNorm2d) -> str:
     jelly = owner.__name__ == "BatchNorm2d" and owner.__module__.startswith("spikingjelly.activation_based.layer")
     if not jelly and not owner.__module__.startswith("torch."):
         return f"{owner.__name__} has a forward of its own"
-    channels = norm.num_features
-    if not 8 <= channels <= 2048 or channels & (channels - 1):
-        return f"{channels} channels are not a power of two from 8 to 2048"
-    return ""
+    return "" if norm.num_features <= 2048 else f"{norm.num_features} channels are more than 2048"

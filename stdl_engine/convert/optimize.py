@@ -177,9 +177,9 @@ def fuse_norms(model: nn.Module) -> Optimized:
     `optimize` does this too.
 
     It takes effect wherever the output of an `nn.BatchNorm2d`, or of SpikingJelly's, goes to a fused LIF or PLIF
-    neuron, perhaps after a shortcut was added, with channels innermost in memory (`torch.channels_last`). For whatever
-    else reads the output it is written. Outputs, gradients and running statistics are the same within rounding, and the
-    state_dict has the same keys. `restore(model)` undoes it.
+    neuron, perhaps after a shortcut was added, and the map is large. For whatever else reads the output it is written.
+    Outputs, gradients and running statistics are the same within rounding, and the state_dict has the same keys.
+    `restore(model)` undoes it.
 
     Args:
         model: any model with fused neurons inside.

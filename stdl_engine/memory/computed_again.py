@@ -9,8 +9,11 @@ once that is changed in place.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +29,7 @@ class Computed:
     def __init__(self, output: Tensor, run: Callable[[], Tensor], weights: tuple[Tensor, ...]) -> None:
         self._run, self._weights = run, tuple((weight, weight._version) for weight in weights)
         self._elements, self._dtype, self._version = output.numel(), output.dtype, output._version
+        self._autocast = _autocast_now(output.device.type)
         self._saved = self._read = 0
         self._output: Tensor | None = None
 
@@ -55,10 +59,18 @@ class Computed:
                     "output (no recompute)."
                 )
         mark(phase="recompute")
-        with torch.no_grad():
+        with torch.no_grad(), self._autocast():
             output = self._run()
         mark(phase="backward")
         return output
+
+
+def _autocast_now(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Makes a context in which autocast is as it is now."""
+    if not torch.amp.is_autocast_available(device):
+        return contextlib.nullcontext
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return functools.partial(torch.autocast, device, dtype, enabled=enabled)
 
 
 @dataclass(frozen=True)
@@ -74,8 +86,8 @@ class ComputedAgain:
 
 
 def compute_again(output: Tensor, run: Callable[[], Tensor], *weights: Tensor | None) -> None:
-    """Let backward call `run` for this output instead of keeping it. `run` must give the same numbers in the same
-    memory order, as long as the weights that it reads are unchanged."""
+    """Let backward call `run` for this output instead of keeping it, under autocast as it is now. `run` must give the
+    same numbers in the same memory order, as long as the weights that it reads are unchanged."""
     if output.requires_grad and is_dense(output) and output.storage_offset() == 0:
         record = Computed(output, run, tuple(weight for weight in weights if weight is not None))
         output.untyped_storage().computed = record  # type: ignore[attr-defined]  # hung on it for `computed` to find

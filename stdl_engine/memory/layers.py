@@ -311,13 +311,7 @@ def _again(layer: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor, y: 
         return y
     kept = pack_saved(x)
     if isinstance(kept, Bits) or all(p.requires_grad for p in layer.parameters()):  # else nobody keeps a dense input
-        kind, autocast = x.device.type, torch.is_autocast_enabled(x.device.type)
-
-        def run() -> Tensor:
-            with torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=autocast):
-                return forward(unpack_saved(kept))
-
-        compute_again(y, run, *layer.parameters())
+        compute_again(y, lambda: forward(unpack_saved(kept)), *layer.parameters())
     return y
 
 

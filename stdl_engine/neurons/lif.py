@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..kernels.layout import same_order
 from ..kernels.lif import lif_reset, lif_sequence, lif_sequence_, lif_step, lif_step_
 from ..kernels.lif.ops import Options, check_parameters
-from ..kernels.norm_lif import Pending, PendingMap, fire, takes_steps
+from ..kernels.norm_lif import Pending, PendingMap, fire
 from ..kernels.small_form import attach
 from ..kernels.surrogate import Surrogate, Triangle, as_surrogate
 from .base import Neuron, has_hooks
@@ -58,7 +58,7 @@ class LeakyNeuron(Neuron):
             return False
         step = self._step_of(pending.x)
         fits = self.membrane is None or same_order(self.membrane, step)
-        return self.step_mode == "s" and fits and takes_steps(step, len(pending.x) // len(step), self.online)
+        return self.step_mode == "s" and fits
 
     def fire(self, pending: Pending, *, dense: bool) -> tuple[Tensor, Tensor]:
         """Advance the state by a time step, or by those of a chunk, and return the spikes and their bits. If they are
@@ -78,7 +78,7 @@ class LeakyNeuron(Neuron):
         return the spikes; None where that cannot be done."""
         steps, dimensions = (len(x), 5) if self.step_mode == "m" else (1, 4)
         pending = x.pending() if self._unseen and self.memory_form != "paper" and x.ndim == dimensions else None
-        if pending is None or self.samples is not None or not takes_steps(pending.x, steps, self.online):
+        if pending is None or self.samples is not None:
             return None
         self._refuse_second_forward()
         first = pending.x[: len(pending.x) // steps]

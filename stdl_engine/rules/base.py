@@ -89,8 +89,8 @@ class Rule:
         sample: one batch of input without time, [B, ...]; only its shape, dtype, device and memory order are read.
         schedule: makes a learning-rate scheduler from an optimizer; `advance_schedule` steps all of them.
         memory: "lean" keeps spikes as bits and one subnetwork alive at a time; "paper" is the plain form. Results are
-            the same to the last bit; with channels_last within rounding, as lean memory then has kernels of its own
-            for convolutions and batch norms.
+            the same within rounding, as lean memory has kernels of its own for batch norms, and with channels_last
+            for convolutions.
         order: the outer loop, "subnetwork" or "time"; the default is "subnetwork" for lean and "time" for paper.
         precision: "fp32"; or autocast in "bf16" or "fp16", the latter with a gradient scaler for each subnetwork.
         budget: bytes that a training step may take at its peak ("2GiB", 2e9). Batches for which it was not planned are

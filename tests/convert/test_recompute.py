@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from stdl_engine import FusedLIF, optimize, reset_states, restore
 from stdl_engine.convert import lean_layers
 from stdl_engine.kernels.spike_conv import spike_conv
+from stdl_engine.memory.computed_again import Computed
 
 from .nets import MODELS, run
 from .test_optimize import CHANNELS_LAST, frames, held, outputs_and_gradients, small_net
@@ -202,9 +203,9 @@ def test_parameters_given_for_one_call(again):
     assert again
 
 
-def test_without_gradients_and_under_autocast(again):
+def test_without_gradients(again):
     models = both_ways(small_net().to(memory_format=CHANNELS_LAST))
-    x, grad = frames(3, 2, 3, 16, 16), torch.randn(3, 2, 10)
+    x = frames(3, 2, 3, 16, 16)
     for evaluate in (torch.no_grad, torch.inference_mode):
         results = []
         for model in models:
@@ -212,8 +213,21 @@ def test_without_gradients_and_under_autocast(again):
             with evaluate():
                 results.append(model(x))
         assert torch.equal(*results)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_equal(*(outputs_and_gradients(model, x, grad.bfloat16()) for model in models))
+    assert again == []
+
+
+def test_autocast(again, monkeypatch):
+    """Backward, which runs outside of it, computes again what autocast computed."""
+    compute, dtypes = Computed._computed, []
+    monkeypatch.setattr(Computed, "_computed", lambda self: dtypes.append(self._dtype) or compute(self))
+    models = both_ways(small_net().to(memory_format=CHANNELS_LAST))
+    x, grad, results = frames(3, 2, 3, 16, 16), torch.randn(3, 2, 10).bfloat16(), []
+    for model in models:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+        results.append((y.detach(), torch.autograd.grad(y, list(model.parameters()), grad)))
+    assert_equal(*results)
+    assert dtypes == [torch.bfloat16]
     assert again == []
 
 

@@ -150,6 +150,7 @@ ROWS = {
 """Unit numbers of each subnetwork and of its auxiliary network."""
 
 
+@pytest.mark.usefixtures("norms_by_pytorch")
 @pytest.mark.parametrize("name", NETS)
 def test_trained_in_parts_and_in_place(name):
     """With auxiliary networks of its own kind; lean memory gives what paper memory does, to the last bit."""

@@ -220,16 +220,21 @@ def convolution(guard: Guard, shape: tuple, out_channels: int, kernel: int, stri
 
 def norm_cases(guard: Guard) -> Iterator[Case]:
     """Batch norm and a neuron in one pass, with maps that do not fill a row or a tile."""
-    for shape, dtype in (
-        ((2, 8, 1, 3), torch.float32), ((3, 16, 5, 7), torch.float32), ((3, 64, 3, 3), torch.bfloat16),
-        ((1, 2048, 3, 1), torch.float32), ((5, 32, 15, 15), torch.bfloat16),
+    last, runs = torch.channels_last, torch.contiguous_format
+    for shape, dtype, layout in (
+        ((2, 8, 1, 3), torch.float32, last), ((3, 16, 5, 7), torch.float32, last),
+        ((3, 64, 3, 3), torch.bfloat16, last), ((1, 2048, 3, 1), torch.float32, last),
+        ((5, 32, 15, 15), torch.bfloat16, last), ((3, 1032, 5, 7), torch.float32, last),
+        ((3, 24, 5, 7), torch.bfloat16, last), ((2, 8, 1, 3), torch.float32, runs),
+        ((3, 7, 8, 37), torch.bfloat16, runs), ((1, 1, 1, 40), torch.float32, runs),
+        ((5, 16, 33, 35), torch.float32, runs),
     ):  # fmt: skip
-        yield f"norm_lif, {shape}, {dtype}", partial(norm_and_neuron, guard, shape, dtype)
+        yield f"norm_lif, {shape}, {dtype}, {layout}", partial(norm_and_neuron, guard, shape, dtype, layout)
 
 
-def norm_and_neuron(guard: Guard, shape: tuple, dtype: torch.dtype) -> None:
+def norm_and_neuron(guard: Guard, shape: tuple, dtype: torch.dtype, layout: torch.memory_format) -> None:
     samples, channels, *size = shape
-    pattern = torch.empty(2 * samples, channels, *size, dtype=dtype, memory_format=torch.channels_last)
+    pattern = torch.empty(2 * samples, channels, *size, dtype=dtype, memory_format=layout)
 
     def map_of(numbers: Tensor) -> Tensor:
         return guard.tensor(pattern.copy_(numbers)).requires_grad_()
@@ -244,7 +249,7 @@ def norm_and_neuron(guard: Guard, shape: tuple, dtype: torch.dtype) -> None:
         pending = Pending.after(x, table, *parameters, constant=False)
         if which:
             pending = pending.plus(added) if which == "map" else pending.plus_spikes(added, bits)
-        m = guard.tensor(torch.randn(pattern.shape)[:samples].contiguous(memory_format=torch.channels_last))
+        m = guard.tensor(torch.randn(pattern.shape)[:samples].contiguous(memory_format=layout))
         for w in (None, guard.tensor(torch.zeros(())).requires_grad_()):
             spikes, *_ = fire(
                 pending, guard.tensor(m), w, options, online=online, in_place=online, dense=which != "bits"

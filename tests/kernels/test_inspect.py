@@ -42,17 +42,25 @@ EXPECTED = {  # bytes read and written by dtype: the state is float32, the rest 
     "alif_online_sequence_bwd": lambda io: (4 + 4 + io, io),
     # Batch norm's input is read once for its statistics and once more with the neuron; spikes are bits, or a map, too.
     "norm_moments": lambda io: (io, 0),
+    "norm_moments_runs": lambda io: (io, 0),
     "norm_lif_fwd": lambda io: (io + 4, 4 + 1 / 8),
+    "norm_lif_padded_fwd": lambda io: (io + 4, 4 + 1 / 8),
+    "norm_lif_runs_fwd": lambda io: (io + 4, 4 + 1 / 8),
     "norm_lif_dense_fwd": lambda io: (io + 4, 4 + io + 1 / 8),
     "norm_lif_added_fwd": lambda io: (io + io + 4, 4 + 1 / 8),
     "norm_lif_online_bwd": lambda io: (io + 4 + io, io),
+    "norm_lif_runs_online_bwd": lambda io: (io + 4 + io, io),
     "norm_lif_bwd": lambda io: (io + 4 + 4 + 4 + io, io + 4),
+    "norm_lif_steps_bwd": lambda io: (io + 4 + io, io),
+    "norm_map": lambda io: (io, io),
+    "norm_sums": lambda io: (io + io, 0),
     "norm_grad_x": lambda io: (io + io, io),
+    "norm_grad_x_runs": lambda io: (io + io, io),
 }
 # At most 64 a thread: an SM of 65,536 registers holds 1,024 threads or more. With two states, or a state and a sum,
 # carried through time, or two sums per channel, it holds 768; with both, 640.
 REGISTERS = {"plif_sequence_bwd": 80, "alif_sequence_fwd": 80, "alif_sequence_bwd": 80}
-REGISTERS |= {"norm_lif_online_bwd": 80, "norm_lif_bwd": 96}
+REGISTERS |= {"norm_lif_online_bwd": 80, "norm_lif_bwd": 96, "norm_lif_steps_bwd": 80}
 DUMP_INTERMEDIATE = """
 import json
 from stdl_engine.kernels.inspect import DTYPES, KERNELS, TARGETS, Kernel, compile_kernel, resources
@@ -62,6 +70,25 @@ ttgir = [[name, dtype, target, compile_kernel(kernel, dtype, TARGETS[target]).as
 final = Kernel(plif_grad_w, (), {"SCALE_BY_DECAY": True})
 spills = [resources(compile_kernel(final, "float32", target))[1] for target in TARGETS.values()]
 print(json.dumps({"ttgir": ttgir, "final_sum_spills": spills}))
+"""
+
+
+COMPILE_CHOICES = """
+import itertools
+from stdl_engine.kernels.inspect import _NORM_BWD, _NORM_FWD, _PADDED, _RUNS, TARGETS, Kernel, _norm, compile_kernel
+from stdl_engine.kernels.norm_lif import triton_fire, triton_norm
+table = {"HAS_WEIGHT": True, "HAS_BIAS": True, "TRACKS": True, "CHANNELS": 48, "WIDTH": 64}
+some = [Kernel(triton_norm.norm_table, (), table)]
+learned = {"LEARNED": True, "SCALE_BY_DECAY": True}
+for places, reset in itertools.product((_PADDED, _RUNS), ("soft", "hard", "none")):
+    forward = _NORM_FWD | places | learned | {"ADDS": "bits", "KEEP": True, "DENSE": True, "RESET": reset}
+    backward = _NORM_BWD | places | learned | {"HAS_GRAD_W": True, "HAS_GRAD_M": True, "HAS_PAST": True}
+    backward |= {"RESET": reset, "DETACH_RESET": False}
+    some += [_norm(triton_fire.norm_lif_fwd, **forward), _norm(triton_fire.norm_lif_bwd, **backward)]
+    some += [_norm(triton_fire.norm_lif_steps_bwd, **backward)]
+    some += [Kernel(triton_norm.norm_sums, ("p_x", "p_grad"), places)]
+    some += [Kernel(triton_norm.norm_map, ("p_x", "p_y"), places)]
+print(len([compile_kernel(one, "float16", TARGETS["sm_90"]) for one in some]))
 """
 
 
@@ -158,6 +185,13 @@ def test_assembly_agrees_with_the_tensors_of_the_intermediate_code(rows, interme
 def test_final_sum_of_the_decays_gradient_compiles(intermediate):
     """`plif_grad_w` runs once for a layer, whatever its size: its traffic is no matter, its spills are."""
     assert intermediate["final_sum_spills"] == [0] * len(TARGETS)
+
+
+def test_every_choice_of_batch_norm_and_neuron_compiles():
+    """What Triton's interpreter lets pass, types that change in a loop for example, shows in the compiler only."""
+    result = run("-c", COMPILE_CHOICES)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "31"
 
 
 def test_table_shows_what_was_asked_for():

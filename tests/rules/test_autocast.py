@@ -42,6 +42,7 @@ def test_bfloat16_step(rule):
     assert unchanged(before, after) == frozen
 
 
+@pytest.mark.usefixtures("norms_by_pytorch")
 @pytest.mark.parametrize(
     ("rule", "name"), [("sltt", "resnet18"), ("stdl", "resnet18"), ("ell", "vgg16"), ("stdl", "sew_resnet34")]
 )
@@ -53,6 +54,7 @@ def test_lean_equals_paper(rule, name):
     assert_same_results(results, plain_results)
 
 
+@pytest.mark.usefixtures("norms_by_pytorch")
 def test_first_block_adds_its_float32_input():
     """The shortcut of a residual block that comes first is the image, in more precision than the convs give."""
     x, y = batch()

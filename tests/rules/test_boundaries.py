@@ -37,6 +37,7 @@ def test_later_subnetworks_do_not_matter_to_earlier_ones(rule, memory):
     assert not torch.equal(before["model.9.linear.weight"], after["model.9.linear.weight"])
 
 
+@pytest.mark.usefixtures("norms_by_pytorch")
 @local_rules
 @pytest.mark.parametrize("memory", ["lean", "paper"])
 def test_gradients_are_of_the_subnetworks_own_loss(rule, memory):

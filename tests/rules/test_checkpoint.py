@@ -60,6 +60,7 @@ def test_checkpoint_is_a_copy_through_a_file():
     assert_same(numbers(rule), before)
 
 
+@pytest.mark.usefixtures("norms_by_pytorch")
 @pytest.mark.parametrize(("saved_in", "loaded_in"), [("lean", "paper"), ("paper", "lean")])
 def test_memory_may_change_between(saved_in, loaded_in):
     data = batches(3)

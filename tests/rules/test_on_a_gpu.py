@@ -18,6 +18,7 @@ def _same_algorithms():
         yield
 
 
+@pytest.mark.usefixtures("norms_by_pytorch")
 @pytest.mark.parametrize("recompute", ["none", "all"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("target", TARGETS, ids=str)

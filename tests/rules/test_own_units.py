@@ -107,6 +107,7 @@ def made(name: str, rule: str, memory: str, optimizer=sgd):
     return make(rule, model, x, optimizer, memory=memory, **options)
 
 
+@pytest.mark.usefixtures("norms_by_pytorch")
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("rule", RULES)
 def test_trains_the_same_in_lean_and_paper_memory(rule, name):
@@ -189,6 +190,7 @@ def small_graded(name: str) -> nn.Sequential:
     return build_model(name, width=0.0625, neuron=Graded)
 
 
+@pytest.mark.usefixtures("norms_by_pytorch")
 @pytest.mark.parametrize("name", ["resnet18", "sew_resnet34", "vgg11"])
 def test_neurons_that_do_not_spike(name):
     """Nothing may be kept as bits or whole numbers that is none."""
