@@ -59,12 +59,20 @@ MINIMUM = {
     "alif_sequence_bwd": Moves(2),
     "alif_online_sequence_bwd": Moves(2),
     "norm_moments": Moves(0, maps=1),  # x in
+    "norm_moments_runs": Moves(0, maps=1),
     "norm_lif_fwd": Moves(2, maps=1, bits=True),  # x, m in; m, bits out
+    "norm_lif_padded_fwd": Moves(2, maps=1, bits=True),
+    "norm_lif_runs_fwd": Moves(2, maps=1, bits=True),
     "norm_lif_dense_fwd": Moves(2, bits=True),
     "norm_lif_added_fwd": Moves(2, bits=True),  # what is added in
     "norm_lif_online_bwd": Moves(1, maps=3),  # m, x, the spikes' gradient in; the gradient of batch norm's output out
+    "norm_lif_runs_online_bwd": Moves(1, maps=3),
     "norm_lif_bwd": Moves(4, maps=3),
+    "norm_lif_steps_bwd": Moves(1, maps=3),  # m of each step, x, the spikes' gradient in
+    "norm_map": Moves(0, maps=2),
+    "norm_sums": Moves(0, maps=2),  # that gradient, x in
     "norm_grad_x": Moves(0, maps=3),  # that gradient, x in; x's gradient out
+    "norm_grad_x_runs": Moves(0, maps=3),
 }
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 COLUMNS = {

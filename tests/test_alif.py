@@ -184,6 +184,7 @@ def test_reference_backend_and_inference_mode():
         assert torch.equal(run(FusedALIF(0.5, online=True, **FAST), xs), expected)
 
 
+@pytest.mark.usefixtures("norms_by_pytorch")
 @pytest.mark.parametrize("rule", ["sltt", "bptt", "stdl"])
 def test_lean_equals_paper(rule):
     """After two steps of training every weight and every statistic, to the last bit."""

@@ -184,6 +184,7 @@ def test_learns_its_decay():
     assert losses[-1] < 0.2 * losses[0]
 
 
+@pytest.mark.usefixtures("norms_by_pytorch")
 @pytest.mark.parametrize("rule", ["sltt", "bptt", "stdl"])
 def test_lean_equals_paper(rule):
     """After two steps of training every weight, every decay and every statistic, to the last bit."""
@@ -199,6 +200,7 @@ def test_lean_equals_paper(rule):
     assert_same_results(found[0][1], found[1][1])
 
 
+@pytest.mark.usefixtures("norms_by_pytorch")
 def test_lean_equals_paper_with_other_options():
     options = {"reset": "hard", "reset_value": 0.1, "surrogate": "atan", "threshold": 0.7, "scale_by_decay": True}
     found = []

@@ -20,8 +20,8 @@ from .triton_tile import (
     pixels_of,
     places_of,
     programs_and_tiles,
+    programs_of_channels,
     row_of,
-    rows_of_programs,
     store_sums,
     tiles,
 )
@@ -42,7 +42,7 @@ def bytes_of(i_tile, i_before, n, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, R
         if CHANNELS % WIDTH != 0:
             mask = mask & (o_eight < CHANNELS // 8)[None, :]
     else:
-        o_row = i_tile * ROWS + tl.arange(0, ROWS // 8) * 8
+        o_row = pixels_of(i_tile, ROWS // 8) * 8
         o_byte, mask = places_of(i_before + o_row, CHANNELS, WIDTH, RUN) // 8, (o_row < n)[:, None]
     return o_byte, mask
 
@@ -242,7 +242,7 @@ def fire(operands: Fire, options: Options) -> None:
     """Launch `norm_lif_fwd`."""
     o, shape = operands, operands.shape
     launch(
-        norm_lif_fwd, (tiles(shape), 1, rows_of_programs(shape)), o.m,
+        norm_lif_fwd, (tiles(shape), 1, programs_of_channels(shape)), o.m,
         (o.x, o.table, o.m_first, o.m, o.bits, o.spikes, o.m_kept, o.added, o.added_bits, o.decay,
          pixels(shape), shape.steps, shape.steps // shape.groups, options.decay, options.threshold,
          options.reset_value, options.scale),
@@ -257,7 +257,7 @@ def go_back(operands: GoBack, options: Options) -> None:
     o, shape = operands, operands.shape
     together = o.online or shape.steps == 1
     programs, each = programs_and_tiles(shape) if together else (tiles(shape), 1)
-    grid = programs, shape.steps if together else 1, rows_of_programs(shape)
+    grid = programs, shape.steps if together else 1, programs_of_channels(shape)
     partial = partial_sums(o.x, shape, programs)
     partial_w = None if o.grad_w is None else o.m.new_empty(grid[0] * grid[1] * grid[2])
     constants: dict[str, Any] = {"SCALE_BY_DECAY": options.scale_by_decay}

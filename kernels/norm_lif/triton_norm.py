@@ -16,7 +16,7 @@ from .operands import Shape
 from .triton_tile import (
     add_up,
     constants_of,
-    load_channels,
+    load_row,
     mask_of,
     normalised,
     partial_sums,
@@ -24,10 +24,10 @@ from .triton_tile import (
     pixels_of,
     places_of,
     programs_and_tiles,
+    programs_of_channels,
     row_of,
     rows,
-    rows_of_programs,
-    store_channels,
+    store_row,
     store_sums,
     tiles,
 )
@@ -73,36 +73,35 @@ def norm_table(
     b_weight = tl.full((WIDTH,), 1.0, tl.float32)
     b_bias = tl.zeros((WIDTH,), tl.float32)
     if HAS_WEIGHT:
-        b_weight = load_channels(p_weight, CHANNELS, WIDTH)
+        b_weight = load_row(p_weight, 0, CHANNELS, WIDTH)
     if HAS_BIAS:
-        b_bias = load_channels(p_bias, CHANNELS, WIDTH)
+        b_bias = load_row(p_bias, 0, CHANNELS, WIDTH)
     total = steps_each * n.to(tl.float32)
     for i_group in range(groups):
+        i_first = tl.full((), 0, tl.int64) + i_group * steps_each * programs
         b_mean = tl.zeros((WIDTH,), tl.float32)
         for i_part in range(steps_each * programs):
             count = tl.minimum(n - (i_part % programs) * pixels_each, pixels_each).to(tl.float32)
-            p_own = p_partial + (i_group * steps_each * programs + i_part) * 2 * CHANNELS
-            b_mean += load_channels(p_own, CHANNELS, WIDTH) * (count / total)
+            b_mean += load_row(p_partial, 2 * (i_first + i_part), CHANNELS, WIDTH) * (count / total)
         b_around = tl.zeros((WIDTH,), tl.float32)
         for i_part in range(steps_each * programs):
             count = tl.minimum(n - (i_part % programs) * pixels_each, pixels_each).to(tl.float32)
-            p_own = p_partial + (i_group * steps_each * programs + i_part) * 2 * CHANNELS
-            b_apart = load_channels(p_own, CHANNELS, WIDTH) - b_mean
-            b_around += load_channels(p_own + CHANNELS, CHANNELS, WIDTH) + b_apart * b_apart * count
+            i_own = 2 * (i_first + i_part)
+            b_apart = load_row(p_partial, i_own, CHANNELS, WIDTH) - b_mean
+            b_around += load_row(p_partial, i_own + 1, CHANNELS, WIDTH) + b_apart * b_apart * count
         b_inverse = 1.0 / tl.sqrt(tl.maximum(b_around, 0.0, propagate_nan=tl.PropagateNan.ALL) / total + eps)
         b_gain = b_weight * b_inverse
-        p_own = p_table + i_group * 4 * CHANNELS
-        store_channels(p_own, b_gain, CHANNELS, WIDTH)
-        store_channels(p_own + CHANNELS, b_bias - b_mean * b_gain, CHANNELS, WIDTH)
-        store_channels(p_own + 2 * CHANNELS, b_mean, CHANNELS, WIDTH)
-        store_channels(p_own + 3 * CHANNELS, b_inverse, CHANNELS, WIDTH)
+        store_row(p_table, i_group * 4, b_gain, CHANNELS, WIDTH)
+        store_row(p_table, i_group * 4 + 1, b_bias - b_mean * b_gain, CHANNELS, WIDTH)
+        store_row(p_table, i_group * 4 + 2, b_mean, CHANNELS, WIDTH)
+        store_row(p_table, i_group * 4 + 3, b_inverse, CHANNELS, WIDTH)
         if TRACKS:
             share = tl.load(p_shares + i_group)
             b_unbiased = b_around / tl.maximum(total - 1.0, 1.0)
-            b_before = load_channels(p_running_mean, CHANNELS, WIDTH)
-            store_channels(p_running_mean, (1.0 - share) * b_before + share * b_mean, CHANNELS, WIDTH)
-            b_before = load_channels(p_running_var, CHANNELS, WIDTH)
-            store_channels(p_running_var, (1.0 - share) * b_before + share * b_unbiased, CHANNELS, WIDTH)
+            b_before = load_row(p_running_mean, 0, CHANNELS, WIDTH)
+            store_row(p_running_mean, 0, (1.0 - share) * b_before + share * b_mean, CHANNELS, WIDTH)
+            b_before = load_row(p_running_var, 0, CHANNELS, WIDTH)
+            store_row(p_running_var, 0, (1.0 - share) * b_before + share * b_unbiased, CHANNELS, WIDTH)
 
 
 @triton.jit
@@ -166,23 +165,22 @@ def norm_grad_x(
         b_x = tl.load(p_x + o_n, mask=mask, other=0.0).to(tl.float32)
         b_mean = row_of(p_table, i_group, 2, CHANNELS, WIDTH)
         b_inverse = row_of(p_table, i_group, 3, CHANNELS, WIDTH)
-        p_own = p_sums + i_group * 2 * CHANNELS
-        b_with_x = load_channels(p_own + CHANNELS, CHANNELS, WIDTH).to(tl.float32)[None, :]
+        b_with_x = load_row(p_sums, i_group * 2 + 1, CHANNELS, WIDTH).to(tl.float32)[None, :]
         b_slope = -b_gain * b_inverse * b_inverse * b_with_x / samples
-        b_alone = load_channels(p_own, CHANNELS, WIDTH).to(tl.float32)[None, :]
+        b_alone = load_row(p_sums, i_group * 2, CHANNELS, WIDTH).to(tl.float32)[None, :]
         b_grad_x = b_grad_x + ((b_x - b_mean) * b_slope - b_gain * b_alone / samples)
     tl.store(p_grad_x + o_n, b_grad_x.to(p_grad_x.dtype.element_ty), mask=mask)
     if (tl.program_id(0) == 0) & (i_t == 0):
         b_weight = tl.zeros((WIDTH,), tl.float32)
         b_bias = tl.zeros((WIDTH,), tl.float32)
-        p_own, p_inverse = p_sums, p_table + 3 * CHANNELS
+        i_group = tl.full((), 0, tl.int64)
         for _ in range(groups):
-            b_bias += load_channels(p_own, CHANNELS, WIDTH).to(tl.float32)
-            b_sum = load_channels(p_own + CHANNELS, CHANNELS, WIDTH).to(tl.float32)
-            b_weight += b_sum * load_channels(p_inverse, CHANNELS, WIDTH)
-            p_own, p_inverse = p_own + 2 * CHANNELS, p_inverse + 4 * CHANNELS
-        store_channels(p_grad_weight, b_weight, CHANNELS, WIDTH)
-        store_channels(p_grad_bias, b_bias, CHANNELS, WIDTH)
+            b_bias += load_row(p_sums, i_group * 2, CHANNELS, WIDTH).to(tl.float32)
+            b_sum = load_row(p_sums, i_group * 2 + 1, CHANNELS, WIDTH).to(tl.float32)
+            b_weight += b_sum * load_row(p_table, i_group * 4 + 3, CHANNELS, WIDTH)
+            i_group += 1
+        store_row(p_grad_weight, 0, b_weight, CHANNELS, WIDTH)
+        store_row(p_grad_bias, 0, b_bias, CHANNELS, WIDTH)
 
 
 def statistics(
@@ -191,7 +189,7 @@ def statistics(
 ) -> None:  # fmt: skip
     """Launch `norm_moments` and `norm_table`."""
     n, (programs, each) = pixels(shape), programs_and_tiles(shape)
-    partial, grid = partial_sums(x, shape, programs), (programs, shape.steps, rows_of_programs(shape))
+    partial, grid = partial_sums(x, shape, programs), (programs, shape.steps, programs_of_channels(shape))
     launch(norm_moments, grid, x, (x, partial, n, each), **constants_of(shape))
     tracks = running_mean is not None
     parts = torch.tensor(shares, dtype=torch.float32, device=x.device) if tracks else None
@@ -207,13 +205,13 @@ def statistics(
 def normalise(x: Tensor, table: Tensor, out: Tensor, shape: Shape) -> None:
     """Launch `norm_map`."""
     arguments = x, table, out, pixels(shape), shape.steps // shape.groups
-    launch(norm_map, (tiles(shape), shape.steps, rows_of_programs(shape)), x, arguments, **constants_of(shape))
+    launch(norm_map, (tiles(shape), shape.steps, programs_of_channels(shape)), x, arguments, **constants_of(shape))
 
 
 def sums(grad: Tensor, x: Tensor, table: Tensor, out: Tensor, shape: Shape) -> None:
     """Launch `norm_sums`, and add up."""
     programs, each = programs_and_tiles(shape)
-    partial, grid = partial_sums(x, shape, programs), (programs, shape.steps, rows_of_programs(shape))
+    partial, grid = partial_sums(x, shape, programs), (programs, shape.steps, programs_of_channels(shape))
     arguments = grad, x, table, partial, pixels(shape), shape.steps // shape.groups, each
     launch(norm_sums, grid, x, arguments, **constants_of(shape))
     add_up(partial, out, shape)
@@ -226,5 +224,5 @@ def gradients(
     """Launch `norm_grad_x`."""
     sizes = pixels(shape), shape.groups, shape.steps // shape.groups, float(shape.samples)
     arguments = grad, x, table, sums, out, grad_weight, grad_bias, *sizes
-    grid = tiles(shape), shape.steps, rows_of_programs(shape)
+    grid = tiles(shape), shape.steps, programs_of_channels(shape)
     launch(norm_grad_x, grid, x, arguments, CONSTANT=constant, **constants_of(shape))

@@ -53,30 +53,32 @@ def mask_of(o_row, n, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def load_channels(p_row, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
-    """One number for each channel of a tile."""
+def load_row(p_rows, row, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
+    """A row of numbers for the channels of a tile."""
     o_c = channels_of(WIDTH)
+    o_n = row * CHANNELS + o_c
     if CHANNELS % WIDTH == 0:
-        b_row = tl.load(p_row + o_c)
+        b_row = tl.load(p_rows + o_n)
     else:
-        b_row = tl.load(p_row + o_c, mask=o_c < CHANNELS, other=0.0)
+        b_row = tl.load(p_rows + o_n, mask=o_c < CHANNELS, other=0.0)
     return b_row
 
 
 @triton.jit
-def store_channels(p_row, b_row, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
-    """One number for each channel of a tile."""
+def store_row(p_rows, row, b_row, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
+    """A row of numbers for the channels of a tile."""
     o_c = channels_of(WIDTH)
+    o_n = row * CHANNELS + o_c
     if CHANNELS % WIDTH == 0:
-        tl.store(p_row + o_c, b_row)
+        tl.store(p_rows + o_n, b_row)
     else:
-        tl.store(p_row + o_c, b_row, mask=o_c < CHANNELS)
+        tl.store(p_rows + o_n, b_row, mask=o_c < CHANNELS)
 
 
 @triton.jit
 def row_of(p_table, i_group, row, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
     """A row of the table of a group, as one row of a tile."""
-    return load_channels(p_table + (i_group * 4 + row) * CHANNELS, CHANNELS, WIDTH)[None, :]
+    return load_row(p_table, i_group * 4 + row, CHANNELS, WIDTH)[None, :]
 
 
 @triton.jit
@@ -89,9 +91,9 @@ def normalised(p_x, o_n, mask, b_gain, b_offset):
 @triton.jit
 def store_sums(p_partial, i_t, b_alone, b_with_x, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
     """This program's two sums per channel, of a time step."""
-    p_partial += (i_t * tl.num_programs(0) + tl.program_id(0)) * 2 * CHANNELS
-    store_channels(p_partial, b_alone, CHANNELS, WIDTH)
-    store_channels(p_partial + CHANNELS, b_with_x, CHANNELS, WIDTH)
+    i_part = i_t * tl.num_programs(0) + tl.program_id(0)
+    store_row(p_partial, 2 * i_part, b_alone, CHANNELS, WIDTH)
+    store_row(p_partial, 2 * i_part + 1, b_with_x, CHANNELS, WIDTH)
 
 
 def constants_of(shape: Shape) -> dict[str, int]:
@@ -115,14 +117,14 @@ def rows(shape: Shape) -> int:
     return BLOCK // constants_of(shape)["WIDTH"]
 
 
-def rows_of_programs(shape: Shape) -> int:
+def programs_of_channels(shape: Shape) -> int:
     """One for each channel where these are runs."""
     return shape.channels if shape.run > 1 else 1
 
 
 def programs_and_tiles(shape: Shape) -> tuple[int, int]:
     """Programs that share a time step, or a channel of it, and the tiles of each."""
-    each = triton.cdiv(tiles(shape) * rows_of_programs(shape), PROGRAMS)
+    each = triton.cdiv(tiles(shape) * programs_of_channels(shape), PROGRAMS)
     each = min(each, tiles(shape))
     return triton.cdiv(tiles(shape), each), each
 
