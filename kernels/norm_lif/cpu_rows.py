@@ -7,8 +7,8 @@ other way: one for each place of a row, then halves are added until one for each
 Where each channel of a sample is a run of pixels, as in contiguous maps, the pattern is that of a tile, written for
 each tile, and sums are taken run by run.
 
-Sums of a ticket are taken in float32, at most 256 numbers for each place or a run of a tile in several running sums,
-and those of tickets in float64, in an order that does not depend on the number of threads.
+Sums of a ticket are taken in float32: of at most 256 numbers for each place, or of a run's part of a tile. Those of
+tickets are taken in float64. No order of them depends on the number of threads.
 """
 
 from __future__ import annotations
