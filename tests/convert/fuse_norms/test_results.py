@@ -15,6 +15,7 @@ from stdl_engine.kernels.spike_conv import spike_conv
 from stdl_engine.memory.layers import convolve_bits
 from stdl_engine.memory.tracker import Tracker
 
+from ...kernels.compare import TARGETS
 from ..nets import MODELS, run
 from ..test_optimize import CHANNELS_LAST, assert_close, frames
 from ..test_recompute import assert_equal
@@ -221,3 +222,19 @@ def test_autocast(written):
     assert torch.equal(found[0], seen[0])
     assert_close(found, seen, 1e-2)  # time steps have statistics in common: sums of bfloat16 in another order
     assert_close(expected, found, 5e-2)
+
+
+@pytest.mark.skipif(len(TARGETS) < 2, reason="Triton is for Linux only")
+@pytest.mark.parametrize("backend", ["triton"])
+@pytest.mark.parametrize("layout", [CHANNELS_LAST, torch.contiguous_format], ids=str)
+def test_a_whole_sequence_by_triton(layout, backend):
+    """Several exact time steps in one kernel per direction, with a shortcut."""
+    results, x, grad = [], frames(3, 2, 8, 4, 4).contiguous(), torch.randn(3, 2, 16, 4, 4)
+    for by, device in (("cpu", "cpu"), (backend, TARGETS[1].device)):
+        torch.manual_seed(0)
+        model = Block(lambda by=by: FusedLIF(step_mode="m", backend=by), "sum").to(memory_format=layout)
+        fuse_norms(model.to(device))
+        spikes, gradients = results_of(model, x.to(device), grad.to(device), True)
+        results.append((spikes.cpu(), [g.cpu() for g in gradients]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert_close(*results, 1e-5)
