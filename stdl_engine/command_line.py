@@ -119,6 +119,7 @@ def _without_box(text: str) -> str:
     _, *inside = [line for line in lines if line] or [""]  # the title
     sections = "\n".join("\0" if not line.strip("─-") else line for line in inside).split("\0")
     said = next((" ".join(section.split()) for section in sections if section.strip()), "the options cannot be read")
+    said = re.sub(r"no type matching (\S+) could be instantiated from \[(.+?)\]\. .*", r"\2 is none of \1", said)
     meant = re.search(r"Perhaps you meant:\s+(--[\w-]+)", "\n".join(lines))
     return f"{said.rstrip('.')}, perhaps you meant {meant[1]}" if meant else said.rstrip(".")
 

@@ -89,8 +89,8 @@ class Recipe:
     groups: Annotated[int, Between(1, 10_000)] = 3
     """K, the number of groups of the rule even."""
     memory: Literal["lean", "paper"] = "lean"
-    """How activations are kept: lean, in little memory, or in the paper's plain form. The results are the same, or
-    within rounding with channels_last, for which lean memory has kernels of its own."""
+    """How activations are kept: lean, in little memory, or in the paper's plain form. The results are the same
+    within rounding, as lean memory has kernels of its own."""
 
     epochs: Annotated[int, Between(1, 1_000_000)]
     batch_size: Annotated[int, Between(SMALLEST_BATCH, 10_000_000)]

@@ -86,10 +86,12 @@ def _moments_of_rows(dtype: torch.dtype) -> Callable:
         channels, places = args.channels, args.places
         guess, shift = carray(guess_room(), (MOST,), np.float32), carray(shift_room(), (MOST,), np.float32)
         alone, squares = carray(alone_room(), (MOST,), np.float32), carray(squares_room(), (MOST,), np.float32)
-        # Squares are taken of differences to the mean of a few pixels: a mean far from zero costs no digits.
+        # Squares are taken of differences to the mean of a few pixels, here and there: a mean far from zero costs no
+        # digits.
         few = min(FEW, count // channels)
+        apart = count // channels // few * channels
         clear(guess, channels)
-        for first in range(np.uint64(0), np.uint64(few * channels), np.uint64(channels)):
+        for first in range(np.uint64(0), np.uint64(few * apart), np.uint64(apart)):
             for channel in range(np.uint64(channels)):
                 guess[channel] += widen(x[first + channel]) / np.float32(few)
         lay_out(guess, shift, args, 0, places)
@@ -123,39 +125,40 @@ def _moments_of_rows(dtype: torch.dtype) -> Callable:
 
 @functools.cache
 def _moments_of_runs(dtype: torch.dtype) -> Callable:
-    """A function that finds those of neurons from `first` on where channels are runs. Of some it may have none."""
+    """A function that finds those of neurons from `first` on where channels are runs. Of some it may have none.
+
+    Each part of a run has a guess of its own. What is found with it are moments around zero, in float64.
+    """
     widen = element(dtype).widen
-    guess_room = scratch(MOST, np.float32)
 
     def moments(x, first, count, args, samples, mean, around):
         channels, run = args.channels, args.run
-        guess = carray(guess_room(), (MOST,), np.float32)
         for channel in range(np.uint64(channels)):
             samples[channel] = mean[channel] = around[channel] = 0.0
         channel, start, stop = first // run % channels, 0, run - first % run
         while start < count:
             last = min(min(stop, count), start + TILE)
-            if samples[channel] == 0.0:
-                few, total = min(FEW, last - start), np.float32(0)
-                for i in range(np.uint64(start), np.uint64(start + few)):
-                    total += widen(x[i]) / np.float32(few)
-                guess[channel] = total
-            origin, alone, squares = guess[channel], np.float32(0), np.float32(0)
+            few = min(FEW, last - start)
+            apart = (last - start) // few
+            origin, alone, squares = np.float32(0), np.float32(0), np.float32(0)
+            for i in range(np.uint64(start), np.uint64(start + few * apart), np.uint64(apart)):
+                origin += widen(x[i]) / np.float32(few)
             for i in range(np.uint64(start), np.uint64(last)):
                 d = widen(x[i]) - origin
                 alone = plus(alone, d)
                 squares = plus(squares, d * d)
-            samples[channel] += last - start
-            mean[channel] += alone
-            around[channel] += squares
+            own, shift, total = float(last - start), float(origin), float(alone)
+            samples[channel] += own
+            mean[channel] += own * shift + total
+            around[channel] += squares + shift * (2 * total + own * shift)
             start = last
             if start == stop:
                 channel, stop = next_channel(channel, channels), stop + run
         for channel in range(np.uint64(channels)):
             if samples[channel] > 0.0:
                 total = mean[channel]
-                mean[channel] = guess[channel] + total / samples[channel]
-                around[channel] -= total * total / samples[channel]
+                mean[channel] = total / samples[channel]
+                around[channel] -= total * mean[channel]
 
     return inlined(moments)
 

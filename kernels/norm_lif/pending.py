@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..bits import add_bits_
-from ..layout import is_dense, is_in_samples
 from . import ops
 from .sums import share, sums_of
 
@@ -137,14 +136,14 @@ MOST = {"cuda": 1024}
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernels can normalise such a map: not in float64, samples outermost in memory, and channels innermost
-    or each a run of pixels, so that a byte of spike bits is of one pixel or sample (on a GPU, of one run)."""
+    """Whether the kernels can normalise such a map: not in float64, channels_last or contiguous, and a byte of spike
+    bits is of one pixel or of one sample (on a GPU, of one run of pixels)."""
     if x.ndim != 4 or x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or not x.numel():
         return False
     channels, pixels = x.shape[1], x.shape[2:].numel()
-    if channels > MOST.get(x.device.type, 2048) or pixels == 1 or not (is_dense(x) and is_in_samples(x)):
+    if channels > MOST.get(x.device.type, 2048) or pixels == 1:
         return False
     if x.stride(1) == 1:
-        return not channels % 8
+        return x.is_contiguous(memory_format=torch.channels_last) and not channels % 8
     run = pixels if x.device.type == "cuda" else channels * pixels
-    return x.stride(1) == pixels and not run % 8
+    return x.is_contiguous() and x.stride(1) == pixels and not run % 8

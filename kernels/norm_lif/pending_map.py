@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_map_only
 
 from ..layout import same_strides
@@ -139,7 +140,8 @@ def _read_by(name: str) -> Callable[..., Any]:
     method = getattr(Tensor, name)
 
     def read(self: PendingMap, *args: Any, **kwargs: Any) -> Any:
-        return method(self.plain(), *args, **kwargs)
+        with unset_fake_temporarily():  # which torch.compile asks under, and of which these numbers are none
+            return method(self.plain(), *args, **kwargs)
 
     return read
 

@@ -100,7 +100,7 @@ def _together(counts: list[_Layer]) -> Firing:
 class _Norms(Optimizer):
     """An optimizer that changes no weight, and notes how large its gradients are."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], found: dict[nn.Parameter, float]) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], found: dict[nn.Parameter, Tensor]) -> None:
         super().__init__(parameters, {})
         self.found = found
 
@@ -108,14 +108,14 @@ class _Norms(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.found[parameter] = parameter.grad.double().norm().item()
+                    self.found[parameter] = parameter.grad.double().norm()
 
 
 def gradient_norms(study: Study, run: Trained) -> list[float]:
     """The Euclidean norm of each unit's gradient under the run's own rule, with auxiliary networks as they were
     trained, averaged over a few training batches."""
     model = study.network(run)
-    found: dict[nn.Parameter, float] = {}
+    found: dict[nn.Parameter, Tensor] = {}
     sample = sample_batch(study.recipe, study.device)
     rule = CHOICES[run.recipe.rule](model, lambda p: _Norms(p, found), sample, **rule_options(run.recipe))
     _, state, _ = checkpoints.load_last(run.path)
@@ -128,7 +128,7 @@ def gradient_norms(study: Study, run: Trained) -> list[float]:
     for x, y in study.train_batches(GRADIENT_BATCHES * batch, batch, full=True):
         found.clear()
         rule.step(placed(study.recipe, x, study.device), y.to(study.device), study.recipe.steps)
-        norms.append([sum(found.get(p, 0.0) ** 2 for p in unit.parameters()) ** 0.5 for unit in model[:-1]])
+        norms.append([sum(float(found[p]) ** 2 for p in unit.parameters() if p in found) ** 0.5 for unit in model[:-1]])
     return [sum(column) / len(column) for column in zip(*norms, strict=True)]
 
 

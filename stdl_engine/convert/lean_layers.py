@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.utils import _pair
 
@@ -29,8 +30,9 @@ from ..neurons import Neuron
 
 
 def must_be_plain() -> bool:
-    """Whether torch.compile or a torch.func transform is active, which can only follow plain layers."""
-    return torch.compiler.is_compiling() or transformed()
+    """Whether torch.compile, a torch.func transform or forward-mode differentiation is active, which can only follow
+    plain layers."""
+    return torch.compiler.is_compiling() or transformed() or forward_ad._current_level >= 0
 
 
 class LeanConv2d(SpikeConv2d):

@@ -171,7 +171,7 @@ def table_for(layer: _BatchNorm, x: Tensor, groups: int) -> tuple[Tensor, bool]:
 
 def _of_batch(layer: _BatchNorm, x: Tensor, groups: int) -> Tensor:
     """The table of a batch; the running statistics are updated."""
-    if not layer.track_running_stats:
+    if not (layer.training and layer.track_running_stats):
         return norm_statistics(x, layer.weight, layer.bias, None, None, groups, [], layer.eps, "auto")
     shares = [share_of_step(layer) for _ in range(groups)]
     running = layer.running_mean, layer.running_var

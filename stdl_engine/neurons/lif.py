@@ -54,11 +54,11 @@ class LeakyNeuron(Neuron):
 
     def takes(self, pending: Pending) -> bool:
         """Whether a step can normalise its input as it fires: in lean memory, and if no one is to see the input."""
-        if not (self._unseen and self.lean and LeakyNeuron._follows_options(self)):
+        if not (self._unseen and self.lean and self.step_mode == "s"):
             return False
         step = self._step_of(pending.x)
-        fits = self.membrane is None or same_order(self.membrane, step)
-        return self.step_mode == "s" and fits
+        self.prepare(step)
+        return self._follows_options() and same_order(self.state_before(), step)
 
     def fire(self, pending: Pending, *, dense: bool) -> tuple[Tensor, Tensor]:
         """Advance the state by a time step, or by those of a chunk, and return the spikes and their bits. If they are

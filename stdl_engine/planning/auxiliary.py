@@ -35,7 +35,8 @@ def fitted(unit: Unit, index: int, own_shape: Shape, in_shape: Shape) -> Layer:
     """How `unit`, whose output in the network is `own_shape`, takes part in an auxiliary network on a map of
     `in_shape`.
     """
-    factor = max(1, round(in_shape[-1] / own_shape[-1])) if len(own_shape) > 1 else 1
+    sides = zip(in_shape[1:], own_shape[1:], strict=True) if len(own_shape) > 1 else []
+    factor = max(1, min((round(side / own) for side, own in sides), default=1))
     stride = min(factor, unit.max_stride)
     return Layer(index, pool=factor // stride, stride=stride)
 

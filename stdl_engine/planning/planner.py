@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..kernels.layout import empty_steps
 from ..memory.spikes import Kept
 from ..memory.tracker import Event, Place, Tracker, identity
 from ..neurons import Neuron
@@ -138,7 +139,7 @@ def fake_rule(
     y = torch.empty(len(x), dtype=torch.int64)
     trained = rule(fake_copy(model), optimizer, x, sequence=sequence, **options)
     trained.scalers = []  # a scaler asks whether a gradient has overflowed, and fake gradients have no values
-    return trained, torch.empty(T, *x.shape, dtype=x.dtype) if sequence else x, y
+    return trained, empty_steps(x, T, x.dtype) if sequence else x, y
 
 
 def measure(rule: Trainable, x: Tensor, y: Tensor, T: int, *, autocast: torch.dtype | None = None) -> Prediction:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..kernels.layout import empty_steps
 from .budgets import OverBudget, format_bytes
 from .fake import fake_copy, fake_like
 from .network import Network
@@ -30,7 +31,7 @@ class Trials:
         self.network, self.trial, self.T, self.binary = network, trial, T, binary
         self.fake = Network.sharing(network, fake_copy(network.model))
         self.frame = fake_like(sample)
-        self.x = torch.empty(T, *self.frame.shape, dtype=self.frame.dtype) if sequence else self.frame
+        self.x = empty_steps(self.frame, T, self.frame.dtype) if sequence else self.frame
         self.y = torch.empty(len(self.frame), dtype=torch.int64)
 
     def rule(self, plan: Plan) -> Trainable:

@@ -140,6 +140,23 @@ def test_units_are_the_model_under_sltt(name):
     assert_same_numbers(other, model)
 
 
+@pytest.mark.parametrize("rule", [BPTT, SLTT])
+def test_time_steps_together_change_nothing(rule):
+    """The model's neurons keep their state from one chunk to the next, of which the last may be shorter."""
+    found = []
+    for chunk in (1, 2, 3, STEPS + 1):
+        model, x, y = made("spiking_resnet18")
+        torch.manual_seed(4)
+        result = rule(units_from(model.double(), backend="reference"), sgd, x.double(), chunk=chunk).step(
+            x.double(), y, STEPS + 1
+        )
+        found.append((result.logits, model))
+    assert found[0][0].std() > 1e-3
+    for logits, model in found[1:]:
+        torch.testing.assert_close(logits, found[0][0], rtol=1e-9, atol=1e-9)
+        assert_same_numbers(found[0][1], model)
+
+
 ROWS = {
     "plain": [(range(0, 1), (1, 2)), (range(1, 2), (2,)), (range(2, 3), None)],
     "other_order": [(range(0, 1), (1,)), (range(1, 2), None)],

@@ -121,6 +121,15 @@ class TestNorm:
         for found, true in zip((x, weight, bias), exact, strict=True):
             torch.testing.assert_close(found.grad.double(), true.grad, rtol=1e-5, atol=1e-5)
 
+    @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+    def test_a_corner_unlike_the_rest(self, layout):
+        """Where pixels at the edge are all but typical, squares are not taken of differences to those."""
+        x = map_of((4, 8, 64, 64), layout=layout)
+        x[0, :, 0, :8] = 1000.0
+        table, exact = norm_statistics(x, None, None, None, None, 1, [], 1e-5, "auto"), x.double()
+        inverse = (exact.var((0, 2, 3), correction=0) + 1e-5).rsqrt()
+        torch.testing.assert_close(table[0, INVERSE].double(), inverse, rtol=2e-6, atol=0)
+
     def test_not_a_number_stays_one(self):
         x = map_of((2, 8, 3, 3))
         x[0, 3, 1, 1] = float("nan")
@@ -419,11 +428,12 @@ def test_operators():
         (map_of((2, 24, 3, 3)), True), (map_of((2, 12, 3, 3)), False), (map_of((2, 4096, 3, 3)), False),
         (map_of((2, 8, 3, 3), torch.float64), False), (map_of((0, 8, 3, 3)), False), (torch.randn(2, 8), False),
         (map_of((2, 8, 1, 1)), False), (map_of((4, 8, 3, 3))[::2], False),
+        (torch.randn(2, 8, 3, 4).transpose(2, 3), False),
         (torch.randn(3, 3, 2, 8).permute(2, 3, 0, 1), False), (torch.randn(3, 3, 1, 8).permute(2, 3, 0, 1), True),
     ],
     ids=["smallest", "largest", "contiguous", "few contiguous", "no bytes of samples", "too many contiguous",
          "no power of two", "no bytes of pixels", "too many", "float64", "empty", "vectors", "one pixel", "gaps",
-         "samples inside", "one sample inside"],
+         "turned", "samples inside", "one sample inside"],
 )  # fmt: skip
 def test_what_it_takes(x, is_taken):
     assert takes(x) is is_taken

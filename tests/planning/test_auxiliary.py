@@ -1,12 +1,14 @@
 """The search for auxiliary networks: against every choice of later layers there is, and in few evaluations."""
 
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from stdl_engine.models import MODELS, build_model
 from stdl_engine.neurons import reset_states
@@ -14,7 +16,8 @@ from stdl_engine.planning import auxiliary
 from stdl_engine.planning.auxiliary import VARIANTS, Layer, Search, Variant
 from stdl_engine.planning.network import Network
 from stdl_engine.planning.plan import plan_within
-from stdl_engine.units import Head, PooledHead, label_of
+from stdl_engine.rules import STDL
+from stdl_engine.units import ConvUnit, Head, PooledHead, label_of
 
 from ..paper import layer_cost, network, pool_and_stride
 
@@ -161,3 +164,12 @@ def test_deep_networks_take_few_evaluations(monkeypatch):
         assert len(looked_up) <= 600
         measured.clear()
         looked_up.clear()
+
+
+def test_a_map_that_is_narrower_than_high():
+    """Strided convolutions round sizes up, so one side may be as small as another unit leaves it, and the other not."""
+    units = ConvUnit(3, 8), ConvUnit(8, 8, conv_stride=2), *(ConvUnit(8, 8, pool=nn.AvgPool2d(2)) for _ in range(2))
+    for sides in ((7, 8), (8, 7)):
+        x, y = torch.randn(2, 3, *sides), torch.arange(2)
+        rule = STDL(nn.Sequential(*units, Head(8, 10)), partial(torch.optim.SGD, lr=0.1), x, layerwise=True)
+        assert rule.step(x, y, T=2).loss.isfinite()

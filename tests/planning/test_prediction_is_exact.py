@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from stdl_engine.kernels.layout import empty_steps
 from stdl_engine.models import build_model
 from stdl_engine.planning.planner import measure, predict
 from stdl_engine.rules import BPTT, DECOLLE, ELL, SLTT, STDL, EvenLocal
@@ -61,6 +62,17 @@ def test_orders_and_sequences(order, sequence):
     model = build_model("resnet18", width=0.0625)
     predicted, measured = peaks(STDL, model, SGD, sequence=sequence, order=order, budget="published")
     assert predicted.peak_bytes == measured.peak_bytes
+
+
+@pytest.mark.parametrize("chunk", [1, T])
+def test_frames_in_the_samples_memory_order(chunk):
+    """In another one than the model's, which convolutions follow."""
+    x = torch.randn(SHAPE).contiguous(memory_format=torch.channels_last)
+    frames, y = empty_steps(x, T, x.dtype).normal_(), torch.randint(10, (len(x),))
+    options = {"sequence": True, "chunk": chunk}
+    predicted = predict(SLTT, build_model("resnet18", width=0.0625), SGD, x, T, **options)
+    rule = SLTT(build_model("resnet18", width=0.0625), SGD, x, steps=T, **options)
+    assert measure(rule, frames, y, T).peak_bytes == predicted.peak_bytes
 
 
 @pytest.mark.parametrize("mixed", [{"autocast": torch.bfloat16}, {"precision": "bf16"}], ids=["around", "its own"])

@@ -143,6 +143,7 @@ class TestImagesThatAreTooSmall:
     [
         (["--epoch", "1"], "Unrecognized options: --epoch, 1, perhaps you meant --epochs"),
         (["--epochs", "----"], "Error parsing --epochs: invalid literal for int() with base 10: '----'"),
+        (["--chunk", "x"], "Error parsing --chunk: 'x' is none of {None}|INT|{auto}"),
         (["--in-shape", "1"], "Missing value for argument '--in-shape'. Expected 3 values"),
     ],
 )

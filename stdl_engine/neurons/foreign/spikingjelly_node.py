@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ...kernels import dispatch
 from ...kernels.lif.ops import STATE_DTYPE
-from ...kernels.norm_lif import PendingMap
+from ...kernels.norm_lif import Pending, PendingMap
 from .. import Neuron
 from ..lif import LeakyNeuron
 from . import spikingjelly_settings as settings
@@ -169,13 +169,22 @@ class FusedNode(_Bases):
         self._v_steps = []
         if self.store_v_seq:
             return Neuron.sequence(self, x)  # step by step
-        self.prepare(x[0])
+        first = self.first_of(x)
+        self.prepare(first)
         if not self._skips_reset:
             spikes = super().sequence(x)
             self._v, self._started = None, False
             return spikes
-        first = self.step(x[0], in_place=False).unsqueeze(0)
-        return torch.cat([first, super().sequence(x[1:])]) if len(x) > 1 else first
+        spikes = self.step(first, in_place=False)
+        if self.samples is None:
+            spikes = spikes.unsqueeze(0)
+        rest = x[len(spikes) :]
+        return torch.cat([spikes, super().sequence(rest)]) if len(rest) else spikes
+
+    def fire(self, pending: Pending, *, dense: bool) -> tuple[Tensor, Tensor]:
+        spikes = super().fire(pending, dense=dense)
+        self._v, self._started = None, False
+        return spikes
 
     def fire_from(self, x: PendingMap) -> Tensor | None:
         spikes = super().fire_from(x)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from spikingjelly.activation_based import layer
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import stdl_engine
 from stdl_engine import BPTT, FusedALIF, FusedLIF, fuse_norms, optimize, reset_states, restore
@@ -15,7 +16,7 @@ from stdl_engine.units import ConvUnit, Head
 
 from ..test_optimize import CHANNELS_LAST, assert_close, frames
 from ..test_recompute import assert_equal
-from .blocks import Block, results_of
+from .blocks import Block, Read, results_of
 
 
 def test_small_maps_stay_with_pytorch(monkeypatch):
@@ -148,6 +149,40 @@ def test_a_compiled_part_reads_the_map(part, backend):
     assert type(model[0](x[0])) is PendingMap
     for _ in range(2):
         assert_close(expected, results_of(model, x, grad, False), 1e-5)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_part_reads_a_view_of_the_map(backend):
+    plain = Read(lambda y, neuron: neuron(y.view(3, 2, *y.shape[1:])))
+    other = copy.deepcopy(plain)
+    fuse_norms(other)
+    other.neuron = torch.compile(other.neuron, backend=backend)
+    x, grad = torch.randn(6, 16, 6, 6).to(memory_format=CHANNELS_LAST), torch.randn(3, 2, 16, 6, 6)
+    results = []
+    for model in (plain, other):
+        given = x.clone().requires_grad_()
+        y = model(given)
+        results.append((y.detach(), torch.autograd.grad(y, [given, *model.parameters()], grad)))
+    assert_close(*results, 1e-5)
+
+
+def test_statistics_are_counted_in_training_only():
+    model = nn.Sequential(nn.BatchNorm2d(16), FusedLIF()).eval()
+    model[0].running_mean = model[0].running_var = None
+    fuse_norms(model)
+    assert type(model[0](torch.randn(2, 16, 6, 6))) is PendingMap
+    assert model[0].num_batches_tracked == 0
+
+
+def test_forward_mode_differentiation():
+    model = nn.Sequential(nn.BatchNorm2d(16), FusedLIF(backend="reference")).eval()
+    x, tangents = torch.randn(2, 16, 6, 6), []
+    for _ in range(2):
+        reset_states(model)
+        with forward_ad.dual_level():
+            tangents.append(forward_ad.unpack_dual(model(forward_ad.make_dual(x, torch.ones_like(x)))).tangent)
+        fuse_norms(model)
+    assert torch.equal(*tangents)
 
 
 def test_no_second_derivatives():
