@@ -20,8 +20,20 @@ from torch.nn.modules.utils import _pair
 from .kernels.norm_lif import Pending
 from .kernels.small_form import is_spikes, mark_counts
 from .memory.layers import SpikeConv2d
-from .memory.pieces import Carried, Piece, add_over, dense, fire, fire_dense, normed, output_of, plus
-from .neurons import FusedLIF, has_hooks, hooks_of, reset_states
+from .memory.pieces import (
+    Carried,
+    Piece,
+    add_over,
+    convolved,
+    dense,
+    fire,
+    fire_dense,
+    fire_over,
+    normed,
+    output_of,
+    plus,
+)
+from .neurons import FusedLIF, hooks_of, reset_states
 
 Model = TypeVar("Model", bound=nn.Module)
 MakeNeuron = Callable[[], nn.Module]
@@ -97,7 +109,7 @@ class ConvUnit(Unit):
         return (Piece(self.run, tuple(self.children()), reads_carried=True, ends_in=last),)
 
     def run(self, x: Tensor | Carried) -> Tensor | Carried:
-        current = normed(self.norm, self.neuron, self.conv(x))
+        current = normed(self.norm, self.neuron, convolved(self.conv, x))
         return self.pool(fire_dense(self.neuron, current)) if self.pool else fire(self.neuron, current)
 
     def rebuild(self, in_channels: int, stride: int) -> ConvUnit:
@@ -110,8 +122,8 @@ class Shortcut(nn.Sequential):
     def forward(self, x: Tensor | Carried) -> Tensor:
         conv, norm, *neuron = self
         if not neuron:
-            return output_of(norm, conv(x))
-        return fire_dense(neuron[0], normed(norm, neuron[0], conv(x)))
+            return output_of(norm, convolved(conv, x))
+        return fire_dense(neuron[0], normed(norm, neuron[0], convolved(conv, x)))
 
 
 class ResidualBlock(Unit):
@@ -168,10 +180,10 @@ class ResidualBlock(Unit):
         return self.neuron2
 
     def first_half(self, x: Tensor | Carried) -> Tensor | Carried:
-        return fire(self.neuron1, normed(self.norm1, self.neuron1, self.conv1(x)))
+        return fire(self.neuron1, normed(self.norm1, self.neuron1, convolved(self.conv1, x)))
 
     def second_half(self, spikes: Tensor | Carried, x: Tensor | Carried) -> Tensor | Carried:
-        current = normed(self.norm2, self.neuron2, self.conv2(spikes))
+        current = normed(self.norm2, self.neuron2, convolved(self.conv2, spikes))
         shortcut = self.shortcut(x) if self.shortcut else x
         total = plus(current, shortcut) if isinstance(current, Pending) else self.add(current, shortcut)
         return fire(self.neuron2, total)
@@ -179,6 +191,12 @@ class ResidualBlock(Unit):
     def add(self, current: Tensor, shortcut: Tensor | Carried) -> Tensor:
         """Their sum; with memory "lean" over `current`, which batch norm does not need for its backward."""
         return add_over(current, shortcut) if self.memory_form == "lean" else current + dense(shortcut)
+
+    def add_spikes(self, spikes: Tensor, shortcut: Tensor) -> Tensor:
+        """The sum of spikes and those of the shortcut; with memory "lean" kept as the small integers that it is."""
+        counted = self.memory_form == "lean" and is_spikes(spikes) and is_spikes(shortcut)
+        total = self.add(spikes, shortcut)
+        return mark_counts(total) if counted else total
 
     def rebuild(self, in_channels: int, stride: int) -> Self:
         return type(self)(in_channels, self.out_channels, self.make_neuron, stride=stride)
@@ -198,14 +216,9 @@ class SEWBlock(ResidualBlock):
         return Shortcut(*super().build_shortcut(), after_norm(self.make_neuron))
 
     def second_half(self, spikes: Tensor | Carried, x: Tensor | Carried) -> Tensor:
-        current = normed(self.norm2, self.neuron2, self.conv2(spikes))
-        spikes = fire_dense(self.neuron2, current)
-        if has_hooks(self.neuron2):
-            spikes = spikes.clone()
-        shortcut = self.shortcut(x) if self.shortcut else dense(x)
-        counted = self.memory_form == "lean" and is_spikes(spikes) and is_spikes(shortcut)
-        total = self.add(spikes, shortcut)
-        return mark_counts(total) if counted else total
+        current = normed(self.norm2, self.neuron2, convolved(self.conv2, spikes))
+        spikes = fire_over(self.neuron2, current)
+        return self.add_spikes(spikes, self.shortcut(x) if self.shortcut else dense(x))
 
 
 class Head(nn.Module):

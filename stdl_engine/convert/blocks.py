@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from ..kernels.small_form import is_spikes, mark_counts
-from ..memory.pieces import Carried, dense, output_of
+from ..kernels.norm_lif import Pending
+from ..memory.pieces import Carried, convolved, dense, fire_dense, fire_over, normed, plus
 from ..units import MakeNeuron, ResidualBlock, SEWBlock, Shortcut, Unit, after_norm, conv
 from .models import name_of
 
@@ -45,13 +45,15 @@ class Bottleneck(ResidualBlock):
         return after_norm(self.make_neuron)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.neuron3(self.add(self.current(x), self.shortcut(x) if self.shortcut else x))
+        current, shortcut = self.current(x), self.shortcut(x) if self.shortcut else x
+        total = plus(current, shortcut) if isinstance(current, Pending) else self.add(current, shortcut)
+        return fire_dense(self.neuron3, total)
 
-    def current(self, x: Tensor) -> Tensor:
+    def current(self, x: Tensor) -> Tensor | Pending:
         """The input of the last neuron, or of the sum before it."""
-        spikes = self.neuron1(output_of(self.norm1, self.conv1(x)))
-        spikes = self.neuron2(output_of(self.norm2, self.conv2(spikes)))
-        return output_of(self.norm3, self.conv3(spikes))
+        spikes = fire_dense(self.neuron1, normed(self.norm1, self.neuron1, convolved(self.conv1, x)))
+        spikes = fire_dense(self.neuron2, normed(self.norm2, self.neuron2, self.conv2(spikes)))
+        return normed(self.norm3, self.neuron3, self.conv3(spikes))
 
     def rebuild(self, in_channels: int, stride: int) -> Self:
         width, groups = self.conv2.in_channels, self.conv2.groups
@@ -91,11 +93,8 @@ class SEWBottleneck(Joined, Bottleneck):
         return Shortcut(*super().build_shortcut(), self.fresh_neuron())
 
     def forward(self, x: Tensor) -> Tensor:
-        spikes = output_of(self.neuron3, self.current(x))
-        shortcut = self.shortcut(x) if self.shortcut else x
-        counted = self.memory_form == "lean" and is_spikes(spikes) and is_spikes(shortcut)
-        total = self.add(spikes, shortcut)
-        return mark_counts(total) if counted else total
+        spikes = fire_over(self.neuron3, self.current(x))
+        return self.add_spikes(spikes, self.shortcut(x) if self.shortcut else x)
 
 
 KINDS: dict[str, type[ResidualBlock]] = {

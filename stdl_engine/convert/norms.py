@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
 from ..kernels.norm_lif import PendingMap, of_norm
-from ..memory.norms import fits_kernels, table_for
+from ..memory.norms import fits_kernels, is_plain, table_for
 from ..neurons import has_hooks
 from .lean_layers import must_be_plain
 
@@ -45,8 +45,7 @@ class PendingNorm2d(nn.BatchNorm2d):
 
 def why_written(norm: nn.BatchNorm2d) -> str:
     """Why the output of a batch norm is always written; nothing if a neuron may compute it."""
-    owner = next(base for base in type(norm).__mro__ if "forward" in vars(base))
-    jelly = owner.__name__ == "BatchNorm2d" and owner.__module__.startswith("spikingjelly.activation_based.layer")
-    if not jelly and not owner.__module__.startswith("torch."):
+    if not is_plain(type(norm)):
+        owner = next(base for base in type(norm).__mro__ if "forward" in vars(base))
         return f"{owner.__name__} has a forward of its own"
     return "" if norm.num_features <= 2048 else f"{norm.num_features} channels are more than 2048"

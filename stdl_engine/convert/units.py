@@ -15,9 +15,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..kernels.norm_lif import Pending
 from ..kernels.small_form import is_spikes, mark_counts
 from ..memory.layers import SpikeConv2d
-from ..memory.pieces import output_of
+from ..memory.pieces import fire_dense, normed
 from ..neurons import Neuron
 from ..neurons.foreign import FusedNode, convert_neurons, unchanged_on_error, unit_instead_of
 from ..units import Head, Unit, pool_label
@@ -58,15 +59,18 @@ class Chain(Unit):
         return "-".join(name for layer in self.layers if (name := _label(layer)))
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
+        layers, current = list(self.layers), x
+        for layer, after in itertools.zip_longest(layers, layers[1:]):
             if isinstance(layer, NORMS):
-                x = output_of(layer, x)
-                continue
-            # The maximum of spikes is a spike, and that of sums of spikes is such a sum, so it may be kept in their
-            # small form.
-            counts = self.memory_form == "lean" and isinstance(layer, nn.MaxPool2d) and is_spikes(x)
-            x = mark_counts(layer(x)) if counts else layer(x)
-        return x
+                current = normed(layer, after, current)  # type: ignore[assignment]  # or what only `after` takes
+            elif isinstance(current, Pending):
+                current = fire_dense(layer, current)
+            else:
+                # The maximum of spikes is a spike, and that of sums of spikes is such a sum, so it may be kept in
+                # their small form.
+                counts = self.memory_form == "lean" and isinstance(layer, nn.MaxPool2d) and is_spikes(current)
+                current = mark_counts(layer(current)) if counts else layer(current)
+        return current
 
     def rebuild(self, in_channels: int, stride: int) -> Chain:
         """A fresh chain of layers of the same kinds; apart from the stride, convolutions keep the map's size."""

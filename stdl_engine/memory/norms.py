@@ -113,7 +113,7 @@ class SharedNorm(_BatchNorm):
 def _lean(kind: Any) -> type[LeanNorm]:
     """The class of batch norm layers of a kind that are given `samples` for each time step."""
     before = getattr(kind, "kind", kind)  # that of a layer that `optimize` gave another class
-    has_own_way = before not in (nn.BatchNorm1d, nn.BatchNorm2d)
+    has_own_way = not is_plain(before)
     can_wait = not has_own_way or issubclass(kind, SharedNorm)
 
     class Lean(LeanNorm, kind):
@@ -142,6 +142,15 @@ def _lean(kind: Any) -> type[LeanNorm]:
 
     Lean.__name__ = Lean.__qualname__ = kind.__name__
     return Lean
+
+
+def is_plain(kind: type) -> bool:
+    """Whether a class of batch norm layers is PyTorch's, or SpikingJelly's, which is the same for one time step."""
+    owner = next(base for base in kind.__mro__ if "forward" in vars(base))
+    jelly = owner.__name__.startswith("BatchNorm") and owner.__module__.startswith(
+        "spikingjelly.activation_based.layer"
+    )
+    return owner is _BatchNorm or jelly
 
 
 def fits_kernels(layer: _BatchNorm, x: Tensor) -> bool:

@@ -142,6 +142,11 @@ def small_form(y: Tensor | Carried) -> Kept:
     return keep(y.detach()) if isinstance(y, Tensor) else y.small()
 
 
+def convolved(conv: nn.Module, x: Tensor | Carried) -> Tensor:
+    """What a convolution gives, which may be one that takes maps only."""
+    return conv(x if getattr(conv, "reads_carried", False) else dense(x))
+
+
 def normed(norm: nn.Module, neuron: nn.Module, x: Tensor) -> Tensor | Pending:
     """What batch norm gives to a neuron: not yet computed, if the neuron can do that as it fires."""
     if isinstance(norm, LeanNorm) and isinstance(neuron, LeakyNeuron) and not has_hooks(norm):
@@ -169,6 +174,12 @@ def fire_dense(neuron: nn.Module, current: Tensor | Pending) -> Tensor:
     spikes, bits = neuron.fire(current, dense=True)
     attach(spikes, bits)
     return spikes
+
+
+def fire_over(neuron: nn.Module, current: Tensor | Pending) -> Tensor:
+    """The same, as a map that lean memory may write over: a copy, if a hook may hold the map itself."""
+    spikes = fire_dense(neuron, current)
+    return spikes.clone() if has_hooks(neuron) else spikes
 
 
 def output_of(layer: nn.Module, x: Tensor) -> Tensor:

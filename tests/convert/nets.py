@@ -2,19 +2,34 @@
 
 import torch
 from spikingjelly.activation_based import functional, layer, neuron
-from spikingjelly.activation_based.model.sew_resnet import BasicBlock as SEWBasicBlock
-from spikingjelly.activation_based.model.sew_resnet import SEWResNet
-from spikingjelly.activation_based.model.spiking_resnet import BasicBlock, SpikingResNet
+from spikingjelly.activation_based.model import sew_resnet, spiking_resnet
 from spikingjelly.activation_based.model.spiking_vgg import SpikingVGG
 from torch import Tensor, nn
 
 
 def sew_resnet18(cnf="ADD", **options) -> nn.Module:
-    return lively(SEWResNet(SEWBasicBlock, [2, 2, 2, 2], num_classes=10, cnf=cnf, **with_neuron(options)))
+    return _sew(sew_resnet.BasicBlock, [2, 2, 2, 2], cnf, options)
 
 
 def spiking_resnet18(**options) -> nn.Module:
-    return lively(SpikingResNet(BasicBlock, [2, 2, 2, 2], num_classes=10, **with_neuron(options)))
+    return _spiking(spiking_resnet.BasicBlock, [2, 2, 2, 2], options)
+
+
+def sew_bottlenecks(cnf="ADD", **options) -> nn.Module:
+    """The blocks of `sew_resnet50`, one of each kind."""
+    return _sew(sew_resnet.Bottleneck, [1, 1, 1, 1], cnf, options)
+
+
+def spiking_bottlenecks(**options) -> nn.Module:
+    return _spiking(spiking_resnet.Bottleneck, [1, 1, 1, 1], options)
+
+
+def _sew(block: type, blocks: list[int], cnf: str, options: dict) -> nn.Module:
+    return lively(sew_resnet.SEWResNet(block, blocks, num_classes=10, cnf=cnf, **with_neuron(options)))
+
+
+def _spiking(block: type, blocks: list[int], options: dict) -> nn.Module:
+    return lively(spiking_resnet.SpikingResNet(block, blocks, num_classes=10, **with_neuron(options)))
 
 
 def spiking_vgg11_bn(**options) -> nn.Module:

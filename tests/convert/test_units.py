@@ -15,13 +15,14 @@ from stdl_engine import FusedLIF, FusedPLIF
 from stdl_engine.convert import convert_neurons, units_from
 from stdl_engine.kernels.small_form import is_spikes
 from stdl_engine.neurons import Neuron, borrowed
+from stdl_engine.neurons.lif import LeakyNeuron
 from stdl_engine.planning.network import Network
 from stdl_engine.planning.plan import plan_of_layers
 from stdl_engine.planning.planner import predict
 from stdl_engine.rules import BPTT, SLTT, STDL
 from stdl_engine.units import ConvUnit, Head, ResidualBlock, SEWBlock
 
-from .nets import MODELS, sew_resnet18, spiking_resnet18
+from .nets import MODELS, sew_bottlenecks, sew_resnet18, spiking_bottlenecks, spiking_resnet18, spiking_vgg11_bn
 
 STEPS = 2
 sgd = functools.partial(torch.optim.SGD, lr=0.1)
@@ -189,6 +190,46 @@ def test_trained_in_parts_and_in_place(name):
         trained.append(after)
     lean, paper = trained
     assert [key for key in lean if not torch.equal(lean[key], paper[key])] == []
+
+
+AFTER_NORM = {
+    sew_resnet18: 20, spiking_resnet18: 17, spiking_vgg11_bn: 8, sew_bottlenecks: 17, spiking_bottlenecks: 13
+}  # fmt: skip
+"""How many neurons of a model follow a batch norm, perhaps after a sum."""
+
+
+@pytest.mark.parametrize("make", AFTER_NORM)
+def test_batch_norm_is_in_one_pass_with_the_neuron_after_it(make, monkeypatch):
+    """And nothing else comes of it than with PyTorch's batch norm, but rounding: a sum that rounds to the other side of
+    the threshold is a spike more or less."""
+    fired, changes = [], []
+    one_pass = LeakyNeuron.fire
+    monkeypatch.setattr(LeakyNeuron, "fire", lambda *given, **how: fired.append(0) or one_pass(*given, **how))
+    layout = {"memory_format": torch.channels_last}
+    x, y = torch.randn(4, 3, 64, 64).to(**layout), torch.arange(4)
+    for memory in ("lean", "paper"):
+        torch.manual_seed(1)
+        model = make().to(**layout)
+        before = copy.deepcopy(model.state_dict())
+        SLTT(units_from(model), sgd, x, memory=memory).step(x, y, STEPS)
+        changes.append({key: value - before[key] for key, value in model.state_dict().items() if value.ndim == 4})
+    assert len(fired) == AFTER_NORM[make] * STEPS
+    lean, paper = changes
+    for key in lean:
+        assert lean[key].abs().max() > 0, key
+        assert torch.cosine_similarity(lean[key].flatten(), paper[key].flatten(), dim=0) > 0.999, key
+
+
+@pytest.mark.parametrize("make", [sew_bottlenecks, spiking_resnet18])
+def test_hooks_of_neurons_see_spikes_that_nothing_writes_over(make):
+    seen = []
+    model, (x, y) = make(), batch(64)
+    for module in model.modules():
+        if isinstance(module, neuron.LIFNode):
+            module.register_forward_hook(lambda _layer, _inputs, spikes: seen.append(spikes))
+    SLTT(units_from(model), sgd, x).step(x, y, 1)
+    assert len(seen) == AFTER_NORM[make]
+    assert all(set(spikes.unique().tolist()) <= {0.0, 1.0} for spikes in seen)
 
 
 def test_cut_by_a_budget():
