@@ -26,7 +26,12 @@ from .kernels.bits import reference as bits_reference
 from .kernels.bits import unpack
 from .kernels.cpu_threads import compile_kernel, enlist, run_on, thread_pool
 from .kernels.norm_lif import Pending
-from .kernels.spike_conv import spike_conv, spike_conv_weight_gradient, winograd_input_gradient
+from .kernels.spike_conv import (
+    spike_conv,
+    spike_conv_weight_gradient,
+    taps_input_gradient,
+    winograd_input_gradient,
+)
 from .memory.norms import table_for
 from .neurons import NEURONS, FusedLIF, Neuron
 from .unread_output import ending_quietly
@@ -226,7 +231,7 @@ def bits_difference(device: str) -> float:
 
 
 def spike_conv_difference() -> float:
-    """A convolution of bits and the gradients of its weight and its input."""
+    """A convolution of bits and the gradients of its weight and, both ways, of its input."""
     spikes = (torch.randn(2, 16, 7, 7) > 0).float().contiguous(memory_format=torch.channels_last).requires_grad_()
     weight = (torch.randn(16, 16, 3, 3) / 12).contiguous(memory_format=torch.channels_last).requires_grad_()
     expected = nn.functional.conv2d(spikes, weight, padding=1)
@@ -235,8 +240,10 @@ def spike_conv_difference() -> float:
     bits, shape, pair = bits_reference.pack(spikes.detach()), list(spikes.shape), [1, 1]
     output = spike_conv(bits, weight.detach(), shape, pair, pair)
     gradient = spike_conv_weight_gradient(bits, upstream, shape, list(weight.shape), pair, pair)
-    input_gradient = winograd_input_gradient(upstream, weight.detach(), shape, pair)
-    return largest_difference([output, gradient, input_gradient], [expected, *expected_gradients])
+    by_taps = taps_input_gradient(upstream, weight.detach(), shape, pair, pair)
+    by_winograd = winograd_input_gradient(upstream, weight.detach(), shape, pair)
+    found = [output, gradient, by_taps, by_winograd]
+    return largest_difference(found, [expected, *expected_gradients, expected_gradients[1]])
 
 
 def largest_difference(some: list[Tensor], others: list[Tensor]) -> float:

@@ -103,6 +103,23 @@ def _empty_input(grad: Tensor, weight: Tensor, shape: Sequence[int], padding: Se
     return _empty_map(shape, grad)
 
 
+def _input_gradient_by_taps(
+    grad: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    from . import taps
+
+    found = _empty_map(shape, grad)
+    grad, weight = (t.contiguous(memory_format=torch.channels_last) for t in (grad, weight))
+    taps.input_gradient(grad, weight, found, Geometry.of(shape, weight.shape, stride, padding))
+    return found
+
+
+def _empty_input_by_taps(
+    grad: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    return _empty_map(shape, grad)
+
+
 def _empty_map(shape: Sequence[int], beside: Tensor) -> Tensor:
     """What the kernels write: float32, whatever the default is, with channels innermost."""
     layout = torch.channels_last
@@ -119,3 +136,5 @@ spike_conv_add_weight_gradient = Operator(
 """Adds the same to a tensor whose channels are innermost."""
 winograd_input_gradient = Operator("winograd_input_gradient", _input_gradient, _empty_input)
 """The gradient of the input from the output's, of a 3 × 3 convolution with stride 1; channels innermost."""
+taps_input_gradient = Operator("taps_input_gradient", _input_gradient_by_taps, _empty_input_by_taps)
+"""The gradient of the input from the output's, of any convolution that `takes` takes; channels innermost."""

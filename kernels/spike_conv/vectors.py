@@ -30,6 +30,20 @@ def floats_at(builder: ir.IRBuilder, address: ir.Value, offset: int = 0) -> ir.V
     return builder.inttoptr(builder.add(address, constant(offset)), FLOATS.as_pointer())
 
 
+def load(builder: ir.IRBuilder, address: ir.Value, offset: int = 0) -> ir.Value:
+    return builder.load(floats_at(builder, address, offset), align=4)
+
+
+def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:
+    builder.store(value, floats_at(builder, address), align=4)
+
+
+def addresses_in(builder: ir.IRBuilder, table: ir.Value, count: int, offset: ir.Value) -> list[ir.Value]:
+    """The addresses in a table, each so many bytes further on."""
+    places = (builder.inttoptr(builder.add(table, constant(8 * k)), INT64.as_pointer()) for k in range(count))
+    return [builder.add(builder.load(place, align=8), offset) for place in places]
+
+
 def rows_at(builder: ir.IRBuilder, address: ir.Value, pitch: ir.Value, count: int) -> list[ir.Value]:
     return [builder.add(address, builder.mul(pitch, constant(row))) for row in range(count)]
 

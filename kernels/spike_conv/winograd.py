@@ -18,14 +18,14 @@ import functools
 import numpy as np
 import torch
 from numba import carray
-from numba.core.registry import cpu_target
 from torch import Tensor
 
 from ..cpu_scratch import scratch
 from ..cpu_threads import Kernel, claim, compile_kernel, enlist, pointer, run_on, workers_for
 from .geometry import Geometry
+from .products import multiply, sums_held
 from .vectors import LANES, VECTOR_BYTES, address_of
-from .winograd_vectors import PLACES, WINDOW, multiply, transform_products, transform_weight, transform_window
+from .winograd_vectors import PLACES, WINDOW, transform_products, transform_weight, transform_window
 
 TILES = 24
 """Tiles of a ticket. From 12 to 48 make no difference that could be measured."""
@@ -94,11 +94,9 @@ def input_gradient(grad: Tensor, weight: Tensor, out: Tensor, geometry: Geometry
     run_on(workers, _kernel(_tiles_together()), record)
 
 
-@functools.cache
 def _tiles_together() -> int:
-    """Tiles multiplied together: as many as there are registers for 16 sums of each."""
-    wide = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-    return 12 if wide else 6
+    """Tiles multiplied together: as many as there are registers for 16 sums of each; on a CPU with many, half."""
+    return min(12, sums_held())
 
 
 @functools.cache

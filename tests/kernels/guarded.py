@@ -30,11 +30,11 @@ from stdl_engine.kernels.checks import STATE_DTYPE
 from stdl_engine.kernels.lif.ops import Options as lif_options
 from stdl_engine.kernels.norm_lif import Pending, fire, norm_statistics
 from stdl_engine.kernels.spike_conv import (
-    by_taps,
     spike_conv,
     spike_conv_add_weight_gradient,
     spike_conv_weight_gradient,
     takes_winograd,
+    taps_input_gradient,
     winograd_input_gradient,
 )
 
@@ -213,7 +213,7 @@ def convolution(guard: Guard, shape: tuple, out_channels: int, kernel: int, stri
     grad = innermost(torch.randn(expected.shape))
     spike_conv_weight_gradient(bits, grad, list(shape), list(weight.shape), stride, padding)
     spike_conv_add_weight_gradient(innermost(weight), bits, grad, list(shape), stride, padding)
-    by_taps(grad, innermost(weight), shape, stride, padding)
+    taps_input_gradient(grad, innermost(weight), shape, stride, padding)
     if takes_winograd(weight, stride, padding):
         winograd_input_gradient(grad, innermost(weight), list(shape), padding)
 

@@ -12,11 +12,11 @@ from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 
 from stdl_engine.kernels.spike_conv import (
-    by_taps,
     spike_conv,
     spike_conv_add_weight_gradient,
     spike_conv_weight_gradient,
     takes,
+    taps_input_gradient,
 )
 
 LAST = torch.channels_last
@@ -64,7 +64,7 @@ def check(shape, weight_shape, stride=(1, 1), padding=(1, 1), rate=0.3) -> None:
     added = before.clone()
     spike_conv_add_weight_gradient(added, bits, grad, shape, stride, padding)
     assert torch.equal(added, before + found)
-    near(by_taps(grad, weight, shape, stride, padding), exact_x, terms)
+    near(taps_input_gradient(grad, weight, shape, stride, padding), exact_x, terms)
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 3), (2, 7)], ids=str)

@@ -108,12 +108,19 @@ def test_what_it_takes():
 
 @pytest.mark.parametrize(
     ("size", "stride", "way"),
-    [((3, 3), 1, "winograd"), ((2, 4), 1, "taps"), ((4, 4), 2, "taps"), ((4, 5), 2, "PyTorch")],
+    [
+        ((3, 3), 1, "winograd"),
+        ((2, 4), 1, "taps"),
+        ((8, 1), 1, "taps"),
+        ((2, 2), 1, "taps"),
+        ((4, 8), 2, "taps"),
+        ((4, 9), 2, "PyTorch"),
+    ],
 )
 def test_which_way_is_chosen(size, stride, way, monkeypatch):
-    """By the number of pixels beside the 16 output channels, and by the stride."""
+    """By the number of pixels beside the 16 output channels, the size of the map, and the stride."""
     module = sys.modules[input_gradient.__module__]
     monkeypatch.setattr(module, "winograd_input_gradient", lambda *_: "winograd")
-    monkeypatch.setattr(module, "by_taps", lambda *_: "taps")
+    monkeypatch.setattr(module, "taps_input_gradient", lambda *_: "taps")
     weight, grad, shape = torch.randn(16, 16, 3, 3), torch.randn(1, 16, *size), (1, 16, *(stride * n for n in size))
     assert (input_gradient(grad, weight, shape, (stride, stride), (1, 1)) or "PyTorch") == way
