@@ -95,9 +95,19 @@ class LeanNorm(_BatchNorm):
     fitting: dict[Any, bool]
     """Answers of `fits_kernels` for this and other layers: it is asked at every time step."""
 
+    constant: dict[nn.Module, Tensor]
+    """The tables of the running statistics of this and other layers, which nobody changes meanwhile."""
+
     def pending(self, x: Tensor) -> Pending | None:
         """The output, not yet computed; None where that cannot be left to the neuron."""
         raise NotImplementedError
+
+    @property
+    def of_running(self) -> Tensor:
+        """The table of the running statistics."""
+        if self not in self.constant:
+            self.constant[self] = _of_running(self)
+        return self.constant[self]
 
 
 class SharedNorm(_BatchNorm):
@@ -172,9 +182,10 @@ def _pending(layer: _BatchNorm, x: Tensor, groups: int) -> Pending:
 def table_for(layer: _BatchNorm, x: Tensor, groups: int) -> tuple[Tensor, bool]:
     """The table that a layer normalises a batch by, and whether it is a constant. If it is not, the running statistics
     are updated."""
+    lean = layer if isinstance(layer, LeanNorm) else None
     if not layer.training and layer.running_mean is not None:
-        return _known(layer), True
-    tables = layer.tables if isinstance(layer, LeanNorm) else None
+        return _of_running(layer) if lean is None else lean.of_running, True
+    tables = None if lean is None else lean.tables
     return _of_batch(layer, x, groups) if tables is None else tables.of(layer, x, groups), False
 
 
@@ -187,7 +198,7 @@ def _of_batch(layer: _BatchNorm, x: Tensor, groups: int) -> Tensor:
     return norm_statistics(x, layer.weight, layer.bias, *running, groups, shares, layer.eps, "auto")
 
 
-def _known(layer: _BatchNorm) -> Tensor:
+def _of_running(layer: _BatchNorm) -> Tensor:
     """The table of the running statistics."""
     assert layer.running_mean is not None
     assert layer.running_var is not None
@@ -198,7 +209,7 @@ def lean_norms(modules: Iterable[nn.Module], samples: int | None) -> contextlib.
     """Inside, batch norm layers are `LeanNorm`: they take so many samples for one time step and have statistics of
     each; all samples, if no number is given."""
     norms = (module for module in dict.fromkeys(modules) if isinstance(module, _BatchNorm))
-    return in_class(norms, _lean, samples=samples, fitting={})
+    return in_class(norms, _lean, samples=samples, fitting={}, constant={})
 
 
 @contextlib.contextmanager

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from ..memory.chunks import in_chunks
 from ..memory.spikes import Kept, keep, restore
-from ..neurons import borrowed
 from ..planning.subnetworks import Subnetwork
 from ..rules import Rule, StepResult
 from ..rules.batch import check_batch, split_frames
-from ..rules.inference import measured
+from ..rules.inference import evaluating, measured
 from .forecast import AHEAD, Shards, stages_of
 from .gradients import SharedGradients, make_equal
 from .links import Message, Traffic
@@ -183,7 +182,7 @@ class ParallelRule:
         """The output of the units here, and on the last stage of the head, at each time step."""
         modules = [m for part in (*self.units, self.rule.model[-1]) for m in part.modules()]
         own = None if rates is None else rates[self.first_unit : self.first_unit + len(self.units)]
-        with borrowed(modules, training=False, online=True, memory="lean"):
+        with evaluating(modules):
             for frame in frames:
                 output = measured(self.units, restore(frame), own, 1 / T)
                 yield self.rule.model[-1](output) if self._sender is None else output

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from stdl_engine import FusedLIF
+from stdl_engine.kernels.norm_lif import table_of
+from stdl_engine.memory import norms
+from stdl_engine.neurons.lif import LeakyNeuron
 from stdl_engine.rules import RULES
+from stdl_engine.rules.inference import mean_logits
 
 from .nets import assert_same, batch, batches, make, numbers, small, train
 
@@ -12,6 +16,7 @@ rules = pytest.mark.parametrize("name", RULES)
 T = 3
 
 
+@pytest.mark.usefixtures("norms_by_pytorch")
 @rules
 @pytest.mark.parametrize(("memory", "frames"), [("lean", 0), ("paper", T)], ids=["lean-static", "paper-sequence"])
 def test_logits_are_the_plain_networks(name, memory, frames):
@@ -29,6 +34,30 @@ def test_logits_are_the_plain_networks(name, memory, frames):
     assert torch.equal(found, expected)
     assert found.any()
     assert not found.requires_grad
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
+@pytest.mark.parametrize("name", ["resnet18", "vgg16", "sew_resnet34"])
+def test_batch_norm_is_in_one_pass_with_the_neuron_after_it(name, layout, monkeypatch):
+    """With the running statistics, of which each layer makes one table. The logits are those of the same two kernels
+    one after the other, to the last bit."""
+    tables, fired, one_pass = [], [], LeakyNeuron.fire
+    monkeypatch.setattr(LeakyNeuron, "fire", lambda *given, **how: fired.append(0) or one_pass(*given, **how))
+    monkeypatch.setattr(norms, "table_of", lambda *given: tables.append(0) or table_of(*given))
+    x = torch.randn(6, 3, 32, 32).to(memory_format=layout)
+    model = small(name, width=0.125).to(memory_format=layout)
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    for norm in layers:
+        norm.running_mean.uniform_(-0.5, 0.1)
+        norm.running_var.uniform_(0.2, 0.6)
+    rates = torch.zeros(len(model) - 1)
+    found = mean_logits(model, [x] * T, rates)
+    assert rates.min() > 0.01
+    assert len(fired) == T * sum(isinstance(module, FusedLIF) for module in model.modules())
+    assert len(tables) == len(layers)
+    assert torch.equal(make("sltt", model, x).predict(x, T), found)
+    monkeypatch.setattr(LeakyNeuron, "takes", lambda *_: False)
+    assert torch.equal(mean_logits(model, [x] * T), found)
 
 
 def test_auxiliary_networks_are_not_run():
