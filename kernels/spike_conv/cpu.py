@@ -1,8 +1,9 @@
-"""The convolution on CPU: a matrix of bits times a matrix of floats, four bits at a time.
+"""The convolution on CPU: a matrix of bits times a matrix of floats, four bits at a time, or six.
 
 Four rows of floats have 16 subsets, and so 16 sums. With those in a table, four bits cost one addition instead of four
-multiplications, whatever the bits are. In forward the bits are the inputs of a pixel and the rows are weights; for the
-weight's gradient the bits are those of 64 pixels under one weight, and the rows are the pixels' gradients.
+multiplications, whatever the bits are. Six bits take a table of 64 sums, which is small enough where there are only 16
+output channels. In forward the bits are the inputs of a pixel and the rows are weights; for the weight's gradient the
+bits are those of 64 pixels under one weight, and the rows are the pixels' gradients.
 
 Channels are the innermost dimension of all operands. A pixel's inputs from one row of the image are then one run of
 bits, which is read 64 at a time wherever it starts, because the image has zeros around it.
@@ -22,9 +23,9 @@ from torch import Tensor
 from ..cpu_scratch import scratch
 from ..cpu_threads import Kernel, claim, compile_kernel, enlist, pointer, run_on, workers_for
 from .geometry import Geometry
+from .surround import with_zeros_around
 from .vectors import (
     LANES,
-    SUBSETS,
     VECTOR_BYTES,
     add_subsets,
     add_transposed_floats,
@@ -74,10 +75,11 @@ class _Record(ctypes.Structure):
 def forward(bits: Tensor, weight: Tensor, out: Tensor, geometry: Geometry) -> None:
     """out = the convolution of the spikes with these bits."""
     vectors = _vectors(geometry)
-    nibbles = 12 if geometry.run % 48 == 0 else 16  # 3 × 16 channels fill 12 and would leave 4 empty
-    surrounded = _surround(bits, geometry)
+    whole = geometry.run % 48 == 0  # 3 × 16 channels fill 48 bits and would leave 16 of 64 empty
+    digits, bits_each = (8, 6) if whole and vectors == 1 else (12, 4) if whole else (16, 4)
+    surrounded = with_zeros_around(bits, geometry)
     record = _record(surrounded, weight, out, geometry, -(-geometry.pixels // PIXELS), PIXELS)
-    run_on(workers_for(record.tickets), _forward_kernel(vectors, nibbles), record)
+    run_on(workers_for(record.tickets), _forward_kernel(vectors, digits, bits_each), record)
 
 
 def weight_gradient(bits: Tensor, grad: Tensor, geometry: Geometry, into: Tensor | None = None) -> Tensor:
@@ -92,7 +94,7 @@ def weight_gradient(bits: Tensor, grad: Tensor, geometry: Geometry, into: Tensor
         found, adds = into.permute(0, 2, 3, 1).view(1, *shape), True
     else:
         found, adds = torch.empty(parts, *shape, dtype=torch.float32, device=grad.device), False
-    surrounded = _surround(bits, geometry)
+    surrounded = with_zeros_around(bits, geometry)
     record = _record(surrounded, found, grad, geometry, parts, each * WORD)
     workers = workers_for(record.tickets)
     rows = geometry.kernel_height * -(-geometry.run // WORD) * WORD
@@ -106,17 +108,6 @@ def weight_gradient(bits: Tensor, grad: Tensor, geometry: Geometry, into: Tensor
 def _vectors(geometry: Geometry) -> int:
     """Vectors of output channels done together: with two, the tables of a word just fit in the first-level cache."""
     return 2 if geometry.out_channels % (2 * LANES) == 0 else 1
-
-
-def _surround(bits: Tensor, geometry: Geometry) -> Tensor:
-    """The bits with zeros around each image, and one more word at the end that may be read."""
-    (height, width), (top, left) = geometry.padded, geometry.padding
-    bytes_a_pixel = geometry.channels // 8
-    found = torch.zeros(geometry.images * height * width * bytes_a_pixel + 8, dtype=torch.uint8)
-    images = found[:-8].view(geometry.images, height, width, bytes_a_pixel)
-    inner = images[:, top : top + geometry.height, left : left + geometry.width]
-    inner.copy_(bits.view(geometry.images, geometry.height, geometry.width, bytes_a_pixel))
-    return found
 
 
 def _record(bits: Tensor, weight: Tensor, out: Tensor, geometry: Geometry, parts: int, pixels_each: int) -> _Record:
@@ -162,12 +153,12 @@ def _find_inputs(places, first, count, args):
 
 
 @functools.cache
-def _forward_kernel(vectors: int, nibbles: int) -> Kernel:
-    block, word = vectors * LANES, 4 * nibbles
-    table_bytes, row_bytes = SUBSETS * vectors * VECTOR_BYTES, 4 * block
-    tables_room, tile_room = scratch(nibbles * table_bytes // 4, np.float32), scratch(word * block, np.float32)
+def _forward_kernel(vectors: int, digits: int, bits: int) -> Kernel:
+    block, word = vectors * LANES, bits * digits
+    table_bytes, row_bytes = 2**bits * vectors * VECTOR_BYTES, 4 * block
+    tables_room, tile_room = scratch(digits * table_bytes // 4, np.float32), scratch(word * block, np.float32)
     places_room, sums_room = scratch(PIXELS, np.float64), scratch(PIXELS * block, np.float32)
-    build, add = subset_sums(vectors), add_subsets(vectors, nibbles)
+    build, add = subset_sums(vectors, bits), add_subsets(vectors, digits, bits)
     whole = np.uint64(2**word - 1)
 
     def body(p):
@@ -204,8 +195,8 @@ def _forward_kernel(vectors: int, nibbles: int) -> Kernel:
                     for row in range(np.uint64(rows), np.uint64(word)):
                         for lane in range(np.uint64(block)):
                             tile[row, lane] = np.float32(0)
-                    for nibble in range(nibbles):
-                        build(tile_address + 4 * nibble * row_bytes, row_bytes, tables + nibble * table_bytes)
+                    for digit in range(digits):
+                        build(tile_address + bits * digit * row_bytes, row_bytes, tables + digit * table_bytes)
                     shift = kernel_row * args.row_bytes + begin // 8
                     target = sums_address
                     for pixel in range(np.uint64(count)):
@@ -223,10 +214,10 @@ def _forward_kernel(vectors: int, nibbles: int) -> Kernel:
 @functools.cache
 def _gradient_kernel(vectors: int) -> Kernel:
     block, nibbles = vectors * LANES, WORD // 4
-    table_bytes, row_bytes = SUBSETS * vectors * VECTOR_BYTES, 4 * block
+    table_bytes, row_bytes = 16 * vectors * VECTOR_BYTES, 4 * block
     tables_room, tile_room = scratch(nibbles * table_bytes // 4, np.float32), scratch(WORD * block, np.float32)
     places_room, words_room = scratch(WORD, np.float64), scratch(WORD, np.float64)
-    build, add = subset_sums(vectors), add_subsets(vectors, nibbles)
+    build, add = subset_sums(vectors, 4), add_subsets(vectors, nibbles, 4)
 
     def body(p):
         args = carray(p, 1)[0]

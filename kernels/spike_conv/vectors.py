@@ -14,9 +14,6 @@ from numba.extending import intrinsic
 
 LANES = 16
 VECTOR_BYTES = 4 * LANES
-SUBSETS = 16
-"""The number of sums of a subset of four rows: one for each value of a nibble."""
-
 INT64 = ir.IntType(64)
 FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), 64)
@@ -129,8 +126,8 @@ def transpose_bits(typingctx, address):
 
 
 @functools.cache
-def subset_sums(vectors: int) -> Callable:
-    """A function that writes the 16 sums of the subsets of four rows of `vectors` × 16 floats: table[m] is the sum of
+def subset_sums(vectors: int, count: int) -> Callable:
+    """A function that writes the sums of the subsets of `count` rows of `vectors` × 16 floats: table[m] is the sum of
     the rows whose bit is set in m."""
 
     @intrinsic
@@ -138,12 +135,9 @@ def subset_sums(vectors: int) -> Callable:
         def generate(context, builder, signature, args):
             rows, pitch, table = args
             for k in range(vectors):
-                row = [
-                    builder.load(floats_at(builder, place, k * VECTOR_BYTES), align=4)
-                    for place in rows_at(builder, rows, pitch, 4)
-                ]
+                row = [load(builder, place, k * VECTOR_BYTES) for place in rows_at(builder, rows, pitch, count)]
                 sums = [ir.Constant(FLOATS, [0.0] * LANES)]
-                for place in range(4):
+                for place in range(count):
                     sums += [
                         row[place] if m == 0 else builder.fadd(so_far, row[place]) for m, so_far in enumerate(sums)
                     ]
@@ -159,20 +153,21 @@ def subset_sums(vectors: int) -> Callable:
 
 
 @functools.cache
-def add_subsets(vectors: int, nibbles: int) -> Callable:
-    """A function that adds to `vectors` × 16 floats, for each nibble of a word, the sum it selects from its table."""
+def add_subsets(vectors: int, digits: int, bits: int) -> Callable:
+    """A function that adds to `vectors` × 16 floats, for each digit of so many bits of a word, the sum it selects from
+    its table."""
 
     @intrinsic
     def add(typingctx, target, tables, word):
         def generate(context, builder, signature, args):
             target, tables, word = args
-            total = [builder.load(floats_at(builder, target, k * VECTOR_BYTES), align=4) for k in range(vectors)]
+            total = [load(builder, target, k * VECTOR_BYTES) for k in range(vectors)]
             size = vectors * VECTOR_BYTES
-            for nibble in range(nibbles):
-                chosen = builder.and_(builder.lshr(word, constant(4 * nibble)), constant(15))
+            for digit in range(digits):
+                chosen = builder.and_(builder.lshr(word, constant(bits * digit)), constant(2**bits - 1))
                 row = builder.add(tables, builder.mul(chosen, constant(size)))
                 for k in range(vectors):
-                    place = floats_at(builder, row, nibble * SUBSETS * size + k * VECTOR_BYTES)
+                    place = floats_at(builder, row, (digit * 2**bits * size) + k * VECTOR_BYTES)
                     total[k] = builder.fadd(total[k], builder.load(place, align=VECTOR_BYTES))
             for k in range(vectors):
                 builder.store(total[k], floats_at(builder, target, k * VECTOR_BYTES), align=4)
