@@ -4,11 +4,13 @@ ResNet-18 in evaluation mode without gradients: `predict` of a rule of ours, and
 SpikingJelly's layers, with the same weights, in both step modes. Batch norm's running statistics are first set to those
 of the batch, so that neurons fire as they do in a trained network. Before anything is timed, logits are compared in
 float64. Each contender runs in the memory layout it is fastest in, which its row says, and all are interleaved.
+"Together" is all time steps in one chunk, which SpikingJelly's multi-step mode does, too.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,10 +30,13 @@ from .training import SIZES, Size, T, network
 from .workload import SGD, batch_of
 
 WHAT = "resnet18, prediction"
-OURS = "predict"
+OURS = {"predict": 1, "predict, together": T}
+"""Our contenders, and how many time steps each runs together."""
 THEIRS = {"SpikingJelly, multi-step": "m", "SpikingJelly, step by step": "s"}
 GOAL = 2.0
 """The target ratio of images per second to SpikingJelly's, at the first of the sizes."""
+PROFILED = "predict"
+"""Whose profile is kept where a target is missed."""
 QUICK_SIZES = (Size(width=0.25, batch=16),)
 DRY_SIZES = (Size(width=0.125, batch=2),)
 DIFFERENCE = 1e-9
@@ -59,7 +64,7 @@ def compare(session: Session, size: Size) -> None:
     x, y = batch_of(size.batch, session.device)
     fields = {"shape": str(size), "dtype": "float32"}
     predictors, layouts = {}, {}
-    for name in (OURS, *THEIRS):
+    for name in (*OURS, *THEIRS):
         if name in THEIRS and (reason := missing("spikingjelly") or differs(name)):
             session.refuse(WHAT, "images/s", reason, who=name, **fields)
             continue
@@ -70,20 +75,20 @@ def compare(session: Session, size: Size) -> None:
     times = session.time(f"prediction, {size}", cases)
     for name in predictors:
         session.record(WHAT, "images/s", [size.batch / t for t in times[name]], who=name, note=layouts[name], **fields)
-    for name in (name for name in THEIRS if name in predictors):
+    for ours, theirs in itertools.product(OURS, (name for name in THEIRS if name in predictors)):
         goal = GOAL if size.width == SIZES[0].width else None
-        pair = {"who": OURS, "against": name}
-        session.record(WHAT, "x", ratios(times[name], times[OURS]), at_least=goal, **pair, **fields)
+        pair = {"who": ours, "against": theirs}
+        session.record(WHAT, "x", ratios(times[theirs], times[ours]), at_least=goal, **pair, **fields)
     if any(row.shape == str(size) and row.target and not row.reached for row in session.rows):
-        profile.keep(session, OURS, predictors[OURS], batches[layouts[OURS]], y, T, str(size))
+        profile.keep(session, PROFILED, predictors[PROFILED], batches[layouts[PROFILED]], y, T, str(size))
 
 
 def build(name: str, width: float, x: Tensor, layout: torch.memory_format) -> Predictor:
     """A contender on a network that fires, always with the same weights."""
     ours = network(width, x, layout)
     jelly.settle(ours, x, T)
-    if name == OURS:
-        return Predictor(SLTT(ours.eval(), SGD, x).predict)
+    if name in OURS:
+        return Predictor(SLTT(ours.eval(), SGD, x, chunk=OURS[name]).predict)
     theirs = jelly.resnet18(THEIRS[name], width=width)
     theirs.load_state_dict(ours.state_dict())
     return Predictor(functools.partial(evaluate, theirs.to(x.device, memory_format=layout).eval(), THEIRS[name]))
@@ -104,7 +109,7 @@ def differs(name: str) -> str:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        ours, theirs = (build(who, 0.125, x, layout).predict(x, T) for who in (OURS, name))
+        ours, theirs = (build(who, 0.125, x, layout).predict(x, T) for who in (PROFILED, name))
     finally:
         torch.set_default_dtype(before)
     error = (ours - theirs).abs().max().item()

@@ -38,13 +38,14 @@ class Score:
 
 
 @torch.no_grad()
-def score(model: nn.Sequential, batches: Batches, recipe: Recipe, device: torch.device) -> Score:
-    """Run the plain network over a set in evaluation mode, in the recipe's precision; the model is left as it was."""
+def score(model: nn.Sequential, batches: Batches, recipe: Recipe, device: torch.device, *, chunk: int = 1) -> Score:
+    """Run the plain network over a set in evaluation mode, in the recipe's precision, and so many time steps together;
+    the model is left as it was."""
     tally, dtype = Tally(model, batches, device), PRECISIONS[recipe.precision]
     with torch.autocast(device.type, dtype, enabled=dtype is not None):
         for number, (x, y) in enumerate(batches.epoch(0)):
             frames = split_frames(placed(recipe, x, device), recipe.steps, recipe.in_shape)
-            tally.add(mean_logits(model, frames, tally.rates_for(number)), y)
+            tally.add(mean_logits(model, frames, tally.rates_for(number), chunk=chunk), y)
     return tally.score()
 
 

@@ -192,7 +192,7 @@ class Trainer:
         return row
 
     def _score(self, batches: Batches) -> Score:
-        return score(self.rule.model, batches, self.recipe, self.device)
+        return score(self.rule.model, batches, self.recipe, self.device, chunk=self.rule.plan.chunk)
 
     def _name_bad_samples(self, bad: list[Path | str]) -> None:
         """Print which files were left out, each once."""

@@ -20,7 +20,7 @@ from ..memory.spikes import Kept, keep, restore
 from ..planning.subnetworks import Subnetwork
 from ..rules import Rule, StepResult
 from ..rules.batch import check_batch, split_frames
-from ..rules.inference import evaluating, measured
+from ..rules.inference import evaluating, measured, over_time
 from .forecast import AHEAD, Shards, stages_of
 from .gradients import SharedGradients, make_equal
 from .links import Message, Traffic
@@ -166,25 +166,27 @@ class ParallelRule:
                 if x is None:
                     raise ValueError("the first stage reads the data: give it x, and the other stages None.")
                 labels = torch.zeros(0, dtype=torch.int64) if labels is None else labels
-                frames: Iterable[Kept] = split_frames(x, T, self.rule.network.in_shape)
+                single = split_frames(x, T, self.rule.network.in_shape)
+                samples, frames = len(single[0]), iter(in_chunks(single, self.rule.plan.chunk))
             else:
                 message = self._received("predict", T)
                 sent_labels, *maps = message.wires
-                frames, labels = decoded(maps, self.rule.device), self._tensor(sent_labels)
-            outputs = self._evaluated(frames, T, rates)
+                samples, frames = message.values["samples"], decoded(maps, self.rule.device)
+                labels = self._tensor(sent_labels)
+            outputs = self._evaluated(frames, samples, T, rates)
             if self._sender is None:
-                return torch.as_tensor(sum(outputs)) / T, labels
+                return torch.as_tensor(sum(over_time(logits, samples) for logits in outputs)) / T, labels
             maps = [encode(keep(output)) for output in outputs]
-            self._sender.send(Message("predict", with_labels(labels, maps), {"T": T}))
+            self._sender.send(Message("predict", with_labels(labels, maps), {"T": T, "samples": samples}))
             return None
 
-    def _evaluated(self, frames: Iterable[Kept], T: int, rates: Tensor | None) -> Iterator[Tensor]:
-        """The output of the units here, and on the last stage of the head, at each time step."""
+    def _evaluated(self, frames: Iterable[Kept], samples: int, T: int, rates: Tensor | None) -> Iterator[Tensor]:
+        """The output of the units here, and on the last stage of the head, for each chunk."""
         modules = [m for part in (*self.units, self.rule.model[-1]) for m in part.modules()]
         own = None if rates is None else rates[self.first_unit : self.first_unit + len(self.units)]
-        with evaluating(modules):
+        with evaluating(modules, samples if self.rule.plan.chunk > 1 else None):
             for frame in frames:
-                output = measured(self.units, restore(frame), own, 1 / T)
+                output = measured(self.units, restore(frame), own, samples * T)
                 yield self.rule.model[-1](output) if self._sender is None else output
 
     def halt(self, **values: Any) -> None:

@@ -394,7 +394,7 @@ class Rule:
         """
         frames = split_frames(x, T, self.network.in_shape)
         with self.autocast():
-            return mean_logits(self.model, frames)
+            return mean_logits(self.model, frames, chunk=self.plan.chunk)
 
     def advance_schedule(self) -> None:
         """Step the learning-rate schedules of all subnetworks: once per epoch or per batch, as they were made for."""

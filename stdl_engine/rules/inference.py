@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from ..memory.chunks import in_chunks
 from ..memory.norms import lean_norms
+from ..memory.spikes import restore
 from ..memory.still import showing
 from ..neurons import borrowed
 from ..planning.flow import Flow
@@ -17,38 +19,48 @@ from .still import first_convolution, still_image
 
 
 @torch.no_grad()
-def mean_logits(model: nn.Sequential, frames: list[Tensor], rates: Tensor | None = None) -> Tensor:
+def mean_logits(model: nn.Sequential, frames: list[Tensor], rates: Tensor | None = None, *, chunk: int = 1) -> Tensor:
     """The logits of a model in evaluation mode, averaged over the frames in time; the model is left as it was.
 
-    To `rates`, one number for each unit, the unit's mean output is added, which is its firing rate.
+    To `rates`, one number for each unit, the unit's mean output is added, which is its firing rate. So many time steps
+    as a `chunk` has run together.
     """
     *units, head = model
     flow = Flow(Subnetwork(nn.Sequential(*units), head, is_last=True), lean=True)
-    image = still_image(frames)
+    chunks, samples = in_chunks(frames, chunk), len(frames[0])
+    image = still_image(chunks)
     shown = contextlib.nullcontext() if image is None else showing(image, first_convolution(model[0]))
     total: Tensor | float = 0.0
-    with shown, evaluating(model.modules()):
-        for frame in frames:
-            if rates is None:
-                total = total + flow.run(frame)[1]
-            else:
-                total = total + head(measured(units, frame, rates, 1 / len(frames)))
+    with shown, evaluating(model.modules(), samples if chunk > 1 else None):
+        for x in chunks:
+            logits = (
+                flow.run(x)[1] if rates is None else head(measured(units, restore(x), rates, samples * len(frames)))
+            )
+            total = total + over_time(logits, samples)
     return torch.as_tensor(total) / len(frames)
 
 
 @contextlib.contextmanager
-def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, layers are in evaluation mode and take one time step per call, in as little time and memory as they can.
-    Afterwards they are as they were."""
+def evaluating(modules: Iterable[nn.Module], samples: int | None = None) -> Iterator[None]:
+    """Inside, layers are in evaluation mode and take one time step per call, or several of so many samples each, in as
+    little time and memory as they can. Afterwards they are as they were."""
     modules = list(modules)
-    with borrowed(modules, training=False, online=True, memory="lean"), lean_norms(modules, None):
+    borrowing = borrowed(modules, training=False, online=True, memory="lean", samples=samples)
+    with borrowing, lean_norms(modules, samples):
         yield
 
 
-def measured(units: Iterable[nn.Module], x: Tensor, rates: Tensor | None, weight: float) -> Tensor:
-    """The output of a sequence of units; to `rates`, if given, each unit's mean output times `weight` is added."""
+def over_time(logits: Tensor, samples: int) -> Tensor:
+    """The sum of a chunk's logits over its time steps."""
+    return logits.unflatten(0, (-1, samples)).sum(0)
+
+
+def measured(units: Iterable[nn.Module], x: Tensor, rates: Tensor | None, images: int) -> Tensor:
+    """The output of a sequence of units; to `rates`, if given, this part of each unit's mean output is added: x has
+    some of so many images."""
+    share = len(x) / images
     for number, unit in enumerate(units):
         x = unit(x)
         if rates is not None:
-            rates[number] += weight * x.mean(dtype=torch.float32)
+            rates[number] += share * x.mean(dtype=torch.float32)
     return x

@@ -18,8 +18,9 @@ def test_rows(narrow):
     inference.run(session)
     assert not [row.note for row in session.rows if row.spread is None]
     speeds = [row.who for row in session.rows if row.unit == "images/s"]
-    assert speeds == ["predict", "SpikingJelly, multi-step", "SpikingJelly, step by step"]
-    assert [row.against for row in session.rows if row.unit == "x"] == speeds[1:]
+    assert speeds == ["predict", "predict, together", "SpikingJelly, multi-step", "SpikingJelly, step by step"]
+    pairs = [(row.who, row.against) for row in session.rows if row.unit == "x"]
+    assert pairs == [(ours, theirs) for ours in speeds[:2] for theirs in speeds[2:]]
     page = "\n".join(inference.tables(session.rows))
     assert "### ResNet-18, width 0.125, batch 2, T=4" in page
     assert "/ SpikingJelly, multi-step" in page
@@ -47,5 +48,5 @@ def test_a_network_that_differs_is_not_timed(narrow, monkeypatch):
 
 def test_the_network_fires_to_the_end():
     x = torch.randn(4, 3, 16, 16)
-    logits = inference.build(inference.OURS, 0.125, x, torch.contiguous_format).predict(x, 4)
+    logits = inference.build(inference.PROFILED, 0.125, x, torch.contiguous_format).predict(x, 4)
     assert logits.std(0).min() > 0

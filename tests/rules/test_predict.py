@@ -8,12 +8,22 @@ from stdl_engine.kernels.norm_lif import table_of
 from stdl_engine.memory import norms
 from stdl_engine.neurons.lif import LeakyNeuron
 from stdl_engine.rules import RULES
+from stdl_engine.rules.batch import split_frames
 from stdl_engine.rules.inference import mean_logits
 
 from .nets import assert_same, batch, batches, make, numbers, small, train
 
 rules = pytest.mark.parametrize("name", RULES)
 T = 3
+
+
+def lively(model: torch.nn.Sequential) -> torch.nn.Sequential:
+    """With running statistics that make all units fire."""
+    torch.manual_seed(5)
+    for norm in (module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)):
+        norm.running_mean.uniform_(-0.5, 0.1)
+        norm.running_var.uniform_(0.2, 0.6)
+    return model
 
 
 @pytest.mark.usefixtures("norms_by_pytorch")
@@ -45,19 +55,36 @@ def test_batch_norm_is_in_one_pass_with_the_neuron_after_it(name, layout, monkey
     monkeypatch.setattr(LeakyNeuron, "fire", lambda *given, **how: fired.append(0) or one_pass(*given, **how))
     monkeypatch.setattr(norms, "table_of", lambda *given: tables.append(0) or table_of(*given))
     x = torch.randn(6, 3, 32, 32).to(memory_format=layout)
-    model = small(name, width=0.125).to(memory_format=layout)
-    layers = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
-    for norm in layers:
-        norm.running_mean.uniform_(-0.5, 0.1)
-        norm.running_var.uniform_(0.2, 0.6)
+    model = lively(small(name, width=0.125)).to(memory_format=layout)
     rates = torch.zeros(len(model) - 1)
     found = mean_logits(model, [x] * T, rates)
     assert rates.min() > 0.01
     assert len(fired) == T * sum(isinstance(module, FusedLIF) for module in model.modules())
-    assert len(tables) == len(layers)
+    assert len(tables) == sum(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
     assert torch.equal(make("sltt", model, x).predict(x, T), found)
     monkeypatch.setattr(LeakyNeuron, "takes", lambda *_: False)
     assert torch.equal(mean_logits(model, [x] * T), found)
+
+
+@pytest.mark.parametrize("frames", [0, 5])
+@pytest.mark.parametrize("chunk", [2, 4, 5])
+def test_time_steps_together_change_nothing(chunk, frames):
+    """As many as in training; a shorter last part, too. Firing rates are the same, too."""
+    x, _ = batch(frames=frames, count=6)
+    sample = x[0] if frames else x
+    one_by_one, together = (make("sltt", lively(small()), sample, chunk=size) for size in (1, chunk))
+    expected = one_by_one.predict(x, 5)
+    assert expected.any()
+    torch.testing.assert_close(together.predict(x, 5), expected, rtol=1e-6, atol=1e-6)
+    assert all(module.membrane is None for module in together.modules() if isinstance(module, FusedLIF))
+    found = []
+    for size in (1, chunk):
+        rates = torch.zeros(len(together.model) - 1)
+        logits = mean_logits(together.model, split_frames(x, 5, together.network.in_shape), rates, chunk=size)
+        torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+        found.append(rates)
+    assert found[0].min() > 0
+    torch.testing.assert_close(*found)
 
 
 def test_auxiliary_networks_are_not_run():
