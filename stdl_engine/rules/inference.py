@@ -22,8 +22,8 @@ from .still import first_convolution, still_image
 def mean_logits(model: nn.Sequential, frames: list[Tensor], rates: Tensor | None = None, *, chunk: int = 1) -> Tensor:
     """The logits of a model in evaluation mode, averaged over the frames in time; the model is left as it was.
 
-    To `rates`, one number for each unit, the unit's mean output is added, which is its firing rate. So many time steps
-    as a `chunk` has run together.
+    To `rates`, one number for each unit, the unit's mean output is added, which is its firing rate. As many time steps
+    as make a `chunk` run together.
     """
     *units, head = model
     flow = Flow(Subnetwork(nn.Sequential(*units), head, is_last=True), lean=True)
@@ -33,9 +33,10 @@ def mean_logits(model: nn.Sequential, frames: list[Tensor], rates: Tensor | None
     total: Tensor | float = 0.0
     with shown, evaluating(model.modules(), samples if chunk > 1 else None):
         for x in chunks:
-            logits = (
-                flow.run(x)[1] if rates is None else head(measured(units, restore(x), rates, samples * len(frames)))
-            )
+            if rates is None:
+                logits = flow.run(x)[1]
+            else:
+                logits = head(measured(units, restore(x), rates, samples * len(frames)))
             total = total + over_time(logits, samples)
     return torch.as_tensor(total) / len(frames)
 
@@ -56,11 +57,11 @@ def over_time(logits: Tensor, samples: int) -> Tensor:
 
 
 def measured(units: Iterable[nn.Module], x: Tensor, rates: Tensor | None, images: int) -> Tensor:
-    """The output of a sequence of units; to `rates`, if given, this part of each unit's mean output is added: x has
-    some of so many images."""
-    share = len(x) / images
+    """The output of a sequence of units. To `rates`, if given, the part that x, some of so many images, has in each
+    unit's mean output is added."""
+    part = len(x) / images
     for number, unit in enumerate(units):
         x = unit(x)
         if rates is not None:
-            rates[number] += share * x.mean(dtype=torch.float32)
+            rates[number] += part * x.mean(dtype=torch.float32)
     return x
