@@ -21,11 +21,24 @@ class Geometry(NamedTuple):
 
     @classmethod
     def of(cls, shape: Sequence[int], weight: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Geometry:
-        """From the shapes of the input and of the weight."""
+        """From the shapes of the input and of the weight; raises ValueError if there is no such convolution."""
         images, channels, height, width = shape
-        out_channels, _, *window = weight
+        out_channels, expected, *window = weight
         sizes = images, channels, height, width, out_channels, window[0], window[1]
-        return cls(*sizes, (stride[0], stride[1]), (padding[0], padding[1]))
+        found = cls(*sizes, (stride[0], stride[1]), (padding[0], padding[1]))
+        if channels != expected:
+            raise ValueError(f"a convolution of {expected} channels got a map of {channels}: {tuple(shape)}.")
+        if min(found.padding) < 0 or min(found.stride) < 1:
+            raise ValueError(
+                f"a convolution has padding {found.padding} and stride {found.stride}: it takes padding of 0 or more, "
+                "and a stride of 1 or more."
+            )
+        if any(taps > size for taps, size in zip(window, found.padded, strict=True)):
+            raise ValueError(
+                f"a kernel of {window[0]} × {window[1]} does not fit maps of {height} × {width} with padding "
+                f"{found.padding}: give it larger maps or more padding."
+            )
+        return found
 
     @property
     def padded(self) -> tuple[int, int]:

@@ -53,7 +53,7 @@ def _convolve(
 
     out = _empty_output(bits, weight, shape, stride, padding)
     geometry = Geometry.of(shape, weight.shape, stride, padding)
-    cpu.forward(bits, weight.contiguous(memory_format=torch.channels_last), out, geometry)
+    cpu.forward(bits, _innermost(weight), out, geometry)
     return out
 
 
@@ -71,7 +71,7 @@ def _weight_gradient(
     from . import cpu
 
     geometry = Geometry.of(shape, weight_shape, stride, padding)
-    return cpu.weight_gradient(bits, grad.contiguous(memory_format=torch.channels_last), geometry)
+    return cpu.weight_gradient(bits, _of_output(grad, geometry), geometry)
 
 
 def _empty_weight(
@@ -87,15 +87,14 @@ def _add_weight_gradient(
     from . import cpu
 
     geometry = Geometry.of(shape, into.shape, stride, padding)
-    cpu.weight_gradient(bits, grad.contiguous(memory_format=torch.channels_last), geometry, into)
+    cpu.weight_gradient(bits, _of_output(grad, geometry), geometry, into)
 
 
 def _input_gradient(grad: Tensor, weight: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
     from . import winograd
 
-    found = _empty_input(grad, weight, shape, padding)
-    grad, weight = (t.contiguous(memory_format=torch.channels_last) for t in (grad, weight))
-    winograd.input_gradient(grad, weight, found, Geometry.of(shape, weight.shape, (1, 1), padding))
+    found, geometry = _empty_map(shape, grad), Geometry.of(shape, weight.shape, (1, 1), padding)
+    winograd.input_gradient(_of_output(grad, geometry), _innermost(weight), found, geometry)
     return found
 
 
@@ -108,9 +107,8 @@ def _input_gradient_by_taps(
 ) -> Tensor:
     from . import taps
 
-    found = _empty_map(shape, grad)
-    grad, weight = (t.contiguous(memory_format=torch.channels_last) for t in (grad, weight))
-    taps.input_gradient(grad, weight, found, Geometry.of(shape, weight.shape, stride, padding))
+    found, geometry = _empty_map(shape, grad), Geometry.of(shape, weight.shape, stride, padding)
+    taps.input_gradient(_of_output(grad, geometry), _innermost(weight), found, geometry)
     return found
 
 
@@ -118,6 +116,21 @@ def _empty_input_by_taps(
     grad: Tensor, weight: Tensor, shape: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
     return _empty_map(shape, grad)
+
+
+def _of_output(grad: Tensor, geometry: Geometry) -> Tensor:
+    """The output's gradient as kernels read it."""
+    if grad.shape != geometry.out_shape or grad.dtype != torch.float32:
+        raise ValueError(
+            f"the gradient of the output is float32 and {geometry.out_shape}, and {grad.dtype} of {tuple(grad.shape)} "
+            "was given."
+        )
+    return _innermost(grad)
+
+
+def _innermost(t: Tensor) -> Tensor:
+    """With channels innermost in memory."""
+    return t.contiguous(memory_format=torch.channels_last)
 
 
 def _empty_map(shape: Sequence[int], beside: Tensor) -> Tensor:

@@ -44,7 +44,11 @@ def with_zeros_around(bits: Tensor, geometry: Geometry) -> Tensor:
     (rows, columns), (top, left) = geometry.padded, geometry.padding
     pixel_bytes = geometry.channels // 8
     image_bytes = rows * columns * pixel_bytes
-    found = torch.empty(geometry.images * image_bytes + 8, dtype=torch.uint8)
+    needed = geometry.images * geometry.height * geometry.width * pixel_bytes
+    if bits.numel() != needed:
+        raise ValueError(f"the bits of these spikes are {needed} bytes, and {bits.numel()} were given.")
+    bits = bits.contiguous()
+    found = torch.empty(geometry.images * image_bytes + 8, dtype=torch.uint8, device=bits.device)
     each = max(1, TOGETHER // image_bytes)
     record = _Record(
         tickets=-(-geometry.images // each),

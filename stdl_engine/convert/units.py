@@ -122,9 +122,9 @@ class DropoutOverTime(Neuron):
         if not self.training:
             return x
         if self.membrane is None:
-            mask = self.dropout.create_mask(x)
+            mask = self.dropout.create_mask(x if self.samples is None else self.first_of(x))
             self.membrane = self.dropout.mask if mask is None else mask  # versions before 2.0 do not return it
-        return x * self.membrane
+        return (x.unflatten(0, (-1, len(self.membrane))) * self.membrane).flatten(0, 1)
 
     def __getstate__(self) -> dict:
         """For copies: leave out the mask that SpikingJelly's layer holds if the model's own forward has run."""

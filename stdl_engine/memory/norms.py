@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -86,17 +87,27 @@ class Tables:
         return self.noted[-1]
 
 
+@dataclass(frozen=True)
+class LeanRun:
+    """What all batch norm layers inside `lean_norms` share.
+
+    Attributes:
+        samples: of one time step, of which a layer is given one or several; None if it takes all samples for one.
+        fitting: answers of `fits_kernels`, which is asked at every time step.
+        constant: the tables of running statistics in evaluation, when nobody changes them.
+    """
+
+    samples: int | None
+    fitting: dict[Any, bool] = field(default_factory=dict)
+    constant: dict[nn.Module, Tensor] = field(default_factory=dict)
+
+
 class LeanNorm(_BatchNorm):
     """What batch norm layers are inside `lean_norms`."""
 
-    samples: int | None
+    lean_run: LeanRun
     tables: Tables | None = None
     """Set while a piece runs that will run again, or does."""
-    fitting: dict[Any, bool]
-    """Answers of `fits_kernels` for this and other layers: it is asked at every time step."""
-
-    constant: dict[nn.Module, Tensor]
-    """The tables of the running statistics of this and other layers, which nobody changes meanwhile."""
 
     def pending(self, x: Tensor) -> Pending | None:
         """The output, not yet computed; None where that cannot be left to the neuron."""
@@ -105,9 +116,10 @@ class LeanNorm(_BatchNorm):
     @property
     def of_running(self) -> Tensor:
         """The table of the running statistics."""
-        if self not in self.constant:
-            self.constant[self] = _of_running(self)
-        return self.constant[self]
+        known = self.lean_run.constant
+        if self not in known:
+            known[self] = _of_running(self)
+        return known[self]
 
 
 class SharedNorm(_BatchNorm):
@@ -130,25 +142,28 @@ def _lean(kind: Any) -> type[LeanNorm]:
         def pending(self, x: Tensor) -> Pending | None:
             if not can_wait or torch.compiler.is_compiling() or transformed():
                 return None
+            samples, fitting = self.lean_run.samples, self.lean_run.fitting
             question = self, x.shape, x.stride(), x.dtype
-            fits = self.fitting.get(question)
+            fits = fitting.get(question)
             if fits is None:
-                fits = self.fitting[question] = fits_kernels(self, x)
+                fits = fitting[question] = fits_kernels(self, x)
             if not fits:
                 return None
-            return _pending(self, x, 1 if self.samples is None else len(x) // self.samples)
+            return _pending(self, x, 1 if samples is None else len(x) // samples)
 
         def forward(self, x: Tensor) -> Tensor:
             pending = self.pending(x)
             if pending is not None:
                 return pending.dense()
-            if self.samples is None or len(x) == self.samples or not self.training:
+            samples = self.lean_run.samples
+            is_constant = not self.training and self.running_mean is not None and not has_own_way
+            if samples is None or len(x) == samples or is_constant:
                 return super().forward(x)
-            if has_own_way:
-                return torch.cat([super(Lean, self).forward(x_t) for x_t in x.split(self.samples)])
+            if has_own_way or not self.training:
+                return torch.cat([super(Lean, self).forward(x_t) for x_t in x.split(samples)])
             self._check_input_dim(x)
             x = x.contiguous(memory_format=suggest_memory_format(x))  # the operator reads other strides wrongly
-            return _NormalisedSteps.apply(x, self.weight, self.bias, self, self.samples)
+            return _NormalisedSteps.apply(x, self.weight, self.bias, self, samples)
 
     Lean.__name__ = Lean.__qualname__ = kind.__name__
     return Lean
@@ -209,7 +224,7 @@ def lean_norms(modules: Iterable[nn.Module], samples: int | None) -> contextlib.
     """Inside, batch norm layers are `LeanNorm`: they take so many samples for one time step and have statistics of
     each; all samples, if no number is given."""
     norms = (module for module in dict.fromkeys(modules) if isinstance(module, _BatchNorm))
-    return in_class(norms, _lean, samples=samples, fitting={}, constant={})
+    return in_class(norms, _lean, lean_run=LeanRun(samples))
 
 
 @contextlib.contextmanager

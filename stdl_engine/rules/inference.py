@@ -12,7 +12,7 @@ from ..memory.chunks import in_chunks
 from ..memory.norms import lean_norms
 from ..memory.spikes import restore
 from ..memory.still import showing
-from ..neurons import borrowed
+from ..neurons import borrowed, has_hooks
 from ..planning.flow import Flow
 from ..planning.subnetworks import Subnetwork
 from .still import first_convolution, still_image
@@ -26,6 +26,7 @@ def mean_logits(model: nn.Sequential, frames: list[Tensor], rates: Tensor | None
     as make a `chunk` run together.
     """
     *units, head = model
+    by_itself = has_hooks(model) or type(model).forward is not nn.Sequential.forward
     flow = Flow(Subnetwork(nn.Sequential(*units), head, is_last=True), lean=True)
     chunks, samples = in_chunks(frames, chunk), len(frames[0])
     image = still_image(chunks)
@@ -33,10 +34,12 @@ def mean_logits(model: nn.Sequential, frames: list[Tensor], rates: Tensor | None
     total: Tensor | float = 0.0
     with shown, evaluating(model.modules(), samples if chunk > 1 else None):
         for x in chunks:
-            if rates is None:
-                logits = flow.run(x)[1]
-            else:
+            if rates is not None:
                 logits = head(measured(units, restore(x), rates, samples * len(frames)))
+            elif by_itself:
+                logits = model(restore(x))
+            else:
+                logits = flow.run(x)[1]
             total = total + over_time(logits, samples)
     return torch.as_tensor(total) / len(frames)
 
@@ -53,7 +56,7 @@ def evaluating(modules: Iterable[nn.Module], samples: int | None = None) -> Iter
 
 def over_time(logits: Tensor, samples: int) -> Tensor:
     """The sum of a chunk's logits over its time steps."""
-    return logits.unflatten(0, (-1, samples)).sum(0)
+    return logits if len(logits) == samples else logits.unflatten(0, (-1, samples)).sum(0)
 
 
 def measured(units: Iterable[nn.Module], x: Tensor, rates: Tensor | None, images: int) -> Tensor:

@@ -322,6 +322,22 @@ def test_a_mask_lasts_a_sequence():
     assert torch.equal(dropout.eval()(torch.ones(2, 50)), torch.ones(2, 50))
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_a_mask_is_one_time_step_s(chunk):
+    """However many time steps run together."""
+    model = nn.Sequential(nn.Linear(4, 50), neuron.IFNode(v_threshold=0.1), layer.Dropout(0.5), nn.Linear(50, 2))
+    units, seen = units_from(model), []
+    units[0].layers[2].register_forward_hook(lambda mask, given, out: seen.append((mask.membrane, given[0], out)))
+    x, y = torch.rand(3, 4), torch.arange(3) % 2
+    SLTT(units, sgd, x, chunk=chunk).step(torch.stack([x] * 5), y, 5)
+    first = seen[0][0]
+    assert first.shape == (3, 50)
+    assert set(first.unique().tolist()) == {0.0, 2.0}
+    for mask, spikes, kept in seen:
+        assert torch.equal(mask, first)
+        assert torch.equal(kept, torch.cat([spikes_t * first for spikes_t in spikes.split(3)]))
+
+
 def test_blocks_of_one_s_own_join():
     conv = nn.Conv2d(4, 6, 3, padding=1)
     model = nn.Sequential(ConvUnit(3, 4), conv, neuron.LIFNode(), nn.Flatten(), nn.Linear(96, 10))

@@ -126,6 +126,54 @@ def test_weights_that_no_spike_reaches_do_not_matter():
     assert torch.equal(spike_conv(bits, weight, spikes.shape, (1, 1), (1, 1)), expected)
 
 
+@pytest.mark.parametrize(
+    ("weight_shape", "stride", "padding", "message"),
+    [
+        ((16, 32, 3, 3), 1, 1, r"of 32 channels got a map of 16: \(2, 16, 4, 4\)"),
+        ((16, 16, 3, 3), 1, -1, r"has padding \(-1, -1\)"),
+        ((16, 16, 3, 3), 0, 1, r"and stride \(0, 0\)"),
+        ((16, 16, 7, 7), 1, 1, r"a kernel of 7 × 7 does not fit maps of 4 × 4 with padding \(1, 1\)"),
+    ],
+)
+def test_what_is_no_convolution_is_refused(weight_shape, stride, padding, message):
+    """By all kernels, and before they read or write anything."""
+    _, bits = make_spikes((2, 16, 4, 4))
+    weight, grad, shape = torch.randn(weight_shape), torch.randn(2, 16, 4, 4), (2, 16, 4, 4)
+    steps, pads = (stride,) * 2, (padding,) * 2
+    for run in (
+        lambda: spike_conv(bits, weight, shape, steps, pads),
+        lambda: spike_conv_weight_gradient(bits, grad, shape, weight_shape, steps, pads),
+        lambda: spike_conv_add_weight_gradient(weight, bits, grad, shape, steps, pads),
+        lambda: taps_input_gradient(grad, weight, shape, steps, pads),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run()
+
+
+def test_operands_that_do_not_fit_are_refused():
+    _, bits = make_spikes((2, 16, 4, 4))
+    weight, grad, shape = torch.randn(16, 16, 3, 3), torch.randn(2, 16, 4, 4), (2, 16, 4, 4)
+    with pytest.raises(ValueError, match="are 64 bytes, and 63 were given"):
+        spike_conv(bits[:-1], weight, shape, (1, 1), (1, 1))
+    for wrong in (grad.double(), grad[:1], grad[..., :3]):
+        with pytest.raises(ValueError, match="the gradient of the output is float32 and"):
+            spike_conv_weight_gradient(bits, wrong, shape, weight.shape, (1, 1), (1, 1))
+        with pytest.raises(ValueError, match="the gradient of the output is float32 and"):
+            taps_input_gradient(wrong, weight, shape, (1, 1), (1, 1))
+    expected = spike_conv(bits, weight, shape, (1, 1), (1, 1))
+    apart = torch.stack([bits, bits ^ 255], 1)[:, 0]
+    assert torch.equal(spike_conv(apart, weight, shape, (1, 1), (1, 1)), expected)
+
+
+def test_whatever_the_default_device():
+    _, bits = make_spikes((2, 16, 4, 4))
+    weight, shape = torch.randn(16, 16, 3, 3), (2, 16, 4, 4)
+    expected = spike_conv(bits, weight, shape, (1, 1), (1, 1))
+    with torch.device("meta"):
+        found = spike_conv(bits, weight, shape, (1, 1), (1, 1))
+    assert torch.equal(found, expected)
+
+
 def test_operators():
     """Schema, fake tensors, and the strides that the fake ones promise."""
     spikes, bits = make_spikes((2, 16, 6, 6))

@@ -1,15 +1,18 @@
 """Prediction: the plain network, as it is, and left as it was."""
 
+import functools
+
 import pytest
 import torch
 
-from stdl_engine import FusedLIF
+from stdl_engine import FusedLIF, reset_states
 from stdl_engine.kernels.norm_lif import table_of
 from stdl_engine.memory import norms
 from stdl_engine.neurons.lif import LeakyNeuron
 from stdl_engine.rules import RULES
 from stdl_engine.rules.batch import split_frames
 from stdl_engine.rules.inference import mean_logits
+from stdl_engine.units import ConvUnit, Head
 
 from .nets import assert_same, batch, batches, make, numbers, small, train
 
@@ -85,6 +88,57 @@ def test_time_steps_together_change_nothing(chunk, frames):
         found.append(rates)
     assert found[0].min() > 0
     torch.testing.assert_close(*found)
+
+
+class OwnWay(torch.nn.BatchNorm2d):
+    """Uses the batch in evaluation, too, and has attributes of names that the engine might use."""
+
+    samples, fitting, constant = 3, "yes", 0.25
+
+    def forward(self, x):
+        assert (self.samples, self.fitting, self.constant) == (3, "yes", 0.25)
+        return torch.nn.functional.batch_norm(x, None, None, self.weight, self.bias, True) + self.constant
+
+
+@pytest.mark.parametrize(
+    "make_norm", [lambda: torch.nn.BatchNorm2d(8, track_running_stats=False), lambda: OwnWay(8)], ids=["plain", "own"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_statistics_of_the_batch_are_those_of_a_time_step(make_norm, dtype):
+    """Where there are no running statistics, or a layer does not use them."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(ConvUnit(3, 8, functools.partial(FusedLIF, threshold=0.5)), Head(8, 10))
+    model[0].norm = make_norm()
+    x = (torch.randn(5, 4, 3, 5, 5) * torch.arange(1.0, 6).view(5, 1, 1, 1, 1)).to(dtype)
+    model.to(dtype).eval()
+    with torch.no_grad():
+        expected = sum(model(frame) for frame in x) / 5
+    reset_states(model)
+    for chunk in (1, 2, 5):
+        torch.testing.assert_close(make("sltt", model, x[0], chunk=chunk).predict(x, 5), expected)
+    assert vars(model[0].norm).keys().isdisjoint({"samples", "fitting", "constant"})
+
+
+def test_a_model_that_is_more_than_its_units():
+    """Hooks on it see every time step, and a forward of its own counts."""
+
+    class Doubled(torch.nn.Sequential):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    x, _ = batch()
+    model, seen = lively(small()), []
+    expected = mean_logits(model, [x] * T)
+    torch.testing.assert_close(mean_logits(Doubled(*model), [x] * T), 2 * expected)
+    model.register_forward_hook(lambda _model, _inputs, logits: seen.append(logits))
+    assert torch.equal(mean_logits(model, [x] * T), expected)
+    assert len(seen) == T
+
+
+@pytest.mark.parametrize("chunk", [1, T])
+def test_no_samples(chunk):
+    x, _ = batch()
+    assert make("sltt", small(), x, chunk=chunk).predict(x[:0], T).shape == (0, 10)
 
 
 def test_auxiliary_networks_are_not_run():
