@@ -85,7 +85,7 @@ class LockedFolder:
             yield
         except OSError as error:
             raise ValueError(
-                f"cannot write to {self.path / name} ({error.strerror}): make room or choose another folder with --out."
+                f"cannot write to {self.path / name} ({error.strerror}): make room or choose another folder."
             ) from error
 
 

@@ -75,8 +75,8 @@ class Recipe:
     """Bytes that a training step may take ("2GiB"). For STDL also a fraction ("0.5") or "published"; its default is
     "published" if the paper has one for the network, otherwise half."""
     recompute: Literal["none", "all", "twice", "auto"] = "auto"
-    """Which pieces of the network run again in backward instead of being kept: none; all; all twice (BPTT only); or as
-    few as a budget in bytes requires. The results are the same."""
+    """Which pieces of the network run again in backward instead of being kept: none; all; all twice (for
+    rules other than BPTT: all); or as few as a budget in bytes requires. The results are the same."""
     chunk: Annotated[int | Literal["auto"] | None, Between(1, 10_000)] = None
     """How many time steps of a subnetwork run together, which is faster and takes more memory; "auto" is as many as a
     budget in bytes allows, or without one as many as take at most a quarter more memory than one by one. The results

@@ -33,7 +33,7 @@ with extra("train", __name__):
     from .process_memory import set_malloc
     from .rank_trainer import RankTrainer
     from .recipes import RECIPES, Recipe
-    from .rules import RULES
+    from .rules import CHOICES
     from .runs import MAY_CHANGE, RunFolder, SilentRunFolder, check_same_settings
     from .settings import Between
     from .speaking import first_process_speaking, number_of_processes, speaking_for_all
@@ -326,7 +326,7 @@ def new_folder(recipe: Recipe, what: str) -> Path:
 
 def listing() -> Table:
     """The recipes, for reading."""
-    title = f"recipes, called after the data (rules: {', '.join(RULES)})"
+    title = f"recipes, called after the data (rules: {', '.join(CHOICES)})"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for column in ("recipe", "model", "rule", "T", "epochs", "batch", "optimizer", "lr"):
         table.add_column(column, no_wrap=True)

@@ -16,7 +16,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..neurons import Neuron
-from ..neurons.foreign import Left, convert_neurons, unchanged_on_error, unfuse
+from ..neurons.foreign import Left, check_module, convert_neurons, unchanged_on_error, unfuse
 from ..neurons.lif import LeakyNeuron
 from .lean_layers import (
     KeepsSpikesSmall,
@@ -108,8 +108,7 @@ def optimize(model: nn.Module, *, backend: str = "auto", recompute: bool = False
         >>> report = stdl_engine.optimize(model)
         >>> print(report)
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"optimize takes an nn.Module, and got {type(model).__name__}.")
+    check_module(model, "optimize")
     with unchanged_on_error(model):
         return _optimize(model, backend, recompute, norms)
 
@@ -184,8 +183,7 @@ def fuse_norms(model: nn.Module) -> Optimized:
     Args:
         model: any model with fused neurons inside.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"fuse_norms takes an nn.Module, and got {type(model).__name__}.")
+    check_module(model, "fuse_norms")
     if not _fires_from_maps(model):
         why = "None of its layers is a fused LIF or PLIF neuron, so nothing was changed."
         return Optimized(changed=(), left=(), advice=why)
@@ -198,6 +196,7 @@ def fuse_norms(model: nn.Module) -> Optimized:
 
 def restore(model: nn.Module) -> None:
     """Undo `optimize` and `fuse_norms`: every layer is of the class it had, with its parameters, hooks and state."""
+    check_module(model, "restore")
     mine = [(name, module) for name, module in model.named_modules() if "_optimized_from" in vars(module)]
     for name, module in mine:
         if not _writes_bits(module) and "kind" not in vars(type(module)):

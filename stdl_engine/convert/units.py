@@ -20,7 +20,7 @@ from ..kernels.small_form import is_spikes, mark_counts
 from ..memory.layers import SpikeConv2d
 from ..memory.pieces import fire_dense, normed
 from ..neurons import Neuron
-from ..neurons.foreign import FusedNode, convert_neurons, unchanged_on_error, unit_instead_of
+from ..neurons.foreign import FusedNode, check_module, convert_neurons, unchanged_on_error, unit_instead_of
 from ..units import Head, Unit, pool_label
 from .blocks import block_unit, is_block
 from .models import layers_of
@@ -154,6 +154,7 @@ def units_from(model: nn.Module, *, backend: str = "auto") -> nn.Sequential:
         >>> model = sew_resnet18(cnf="ADD", spiking_neuron=neuron.LIFNode, num_classes=10)
         >>> rule = STDL(units_from(model), optimizer, sample=x, budget=0.5)
     """
+    check_module(model, "units_from")
     for name, module in model.named_modules():
         if instead := unit_instead_of(module):
             raise _refusal(name, module, instead)

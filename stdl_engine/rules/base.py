@@ -21,7 +21,7 @@ from ..memory.spikes import Kept, saving
 from ..memory.still import StillImage, showing
 from ..memory.strided import taking_pixels_first
 from ..memory.tracker import mark
-from ..neurons import borrowed, reset_states
+from ..neurons import Neuron, borrowed, reset_states
 from ..planning.budgets import Budget, parse_budget
 from ..planning.chunks import chunk_within
 from ..planning.fake import fake_copy
@@ -33,7 +33,7 @@ from ..planning.planner import MakeOptimizer
 from ..planning.subnetworks import Subnetwork, build
 from ..stream import Learn, subnetwork_major, time_major
 from .batch import check_batch, check_sample, split_frames
-from .checks import check_chunk, check_promise, check_recompute, check_subnetworks, check_tensors
+from .checks import check_chunk, check_neurons, check_promise, check_recompute, check_subnetworks, check_tensors
 from .finite import GuardedSteps
 from .inference import mean_logits
 from .lesson import Before, Lesson
@@ -178,6 +178,7 @@ class Rule:
         """The subnetworks of the plan and their optimizers."""
         self.subnetworks = self.build_subnetworks()
         check_subnetworks(self.subnetworks)
+        self._neurons = [module for module in self.modules() if isinstance(module, Neuron)]
         trained = ([p for p in part.parameters() if p.requires_grad] for part in self.subnetworks)
         self.optimizers = [self.make_optimizer(parameters) for parameters in trained]
         self._guard = GuardedSteps()
@@ -298,6 +299,7 @@ class Rule:
         `still` is the network's input, if it is the same at every time step; `trained` are the subnetworks that will
         learn, by default all of them."""
         self._guard.check()
+        check_neurons(self._neurons)
         flows = {part: self.flow(part) for part in self.subnetworks}
         self._lesson = lesson = Lesson(y, T, flows, self.plan.recompute)
         self._before = Before(self.subnetworks if trained is None else trained)
@@ -392,6 +394,7 @@ class Rule:
         """Logits of the plain network in evaluation mode, the mean over T time steps; auxiliary networks take no
         part.
         """
+        check_neurons(self._neurons)
         frames = split_frames(x, T, self.network.in_shape)
         with self.autocast():
             return mean_logits(self.model, frames, chunk=self.plan.chunk)

@@ -14,11 +14,19 @@ def split_frames(x: Tensor, T: int, in_shape: tuple[int, ...]) -> list[Tensor]:
     """The input of each of T time steps: x itself every time if it is [B, ...], its frames if it is [T, B, ...]."""
     if not isinstance(T, int) or isinstance(T, bool) or T < 1:
         raise ValueError(f"T is {T!r}: the number of time steps must be a whole number from 1 up.")
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"the input is {kind}: pass a tensor of floating-point numbers, for example x.float() / 255.")
     expected = 1 + len(in_shape)
     if x.ndim not in (expected, expected + 1):
         sample = ", ".join(map(str, in_shape))
         raise ValueError(
             f"the input has shape {tuple(x.shape)}: pass [B, {sample}], or a sequence of them with T in front."
+        )
+    if x.shape[-len(in_shape)] != in_shape[0]:
+        raise ValueError(
+            f"the input has shape {tuple(x.shape)}, and the network takes {in_shape[0]} "
+            f"{'channels' if len(in_shape) > 1 else 'features'}: pass [B, {', '.join(map(str, in_shape))}]."
         )
     if x.ndim == expected:
         return [x] * T

@@ -53,6 +53,16 @@ def check_subnetworks(subnetworks: Sequence[Subnetwork]) -> None:
             )
 
 
+def check_neurons(layers: Sequence[nn.Module]) -> None:
+    """Reject neurons of a rule that are none of the engine's any more."""
+    for layer in layers:
+        if not isinstance(layer, Neuron):
+            raise ValueError(
+                f"a neuron of this rule is a {type(layer).__name__} now, as restore() was called on the model: make "
+                "the rule again, from units_from(model)."
+            )
+
+
 def check_chunk(chunk: int | str, memory: str) -> None:
     """Reject anything that is not a number of time steps that may run together."""
     if chunk == "auto":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from stdl_engine import FusedLIF, FusedPLIF
-from stdl_engine.convert import convert_neurons, units_from
+from stdl_engine.convert import convert_neurons, fuse_norms, optimize, restore, units_from
 from stdl_engine.kernels.small_form import is_spikes
 from stdl_engine.neurons import Neuron, borrowed
 from stdl_engine.neurons.lif import LeakyNeuron
@@ -336,6 +336,23 @@ def test_a_mask_is_one_time_step_s(chunk):
     for mask, spikes, kept in seen:
         assert torch.equal(mask, first)
         assert torch.equal(kept, torch.cat([spikes_t * first for spikes_t in spikes.split(3)]))
+
+
+def test_a_rule_whose_neurons_were_restored_says_so():
+    model, x, y = made("spiking_resnet18")
+    optimize(model)
+    rule = SLTT(units_from(model), sgd, x)
+    restore(model)
+    for call in (lambda: rule.step(x, y, STEPS), lambda: rule.predict(x, STEPS)):
+        with pytest.raises(ValueError, match=r"a neuron of this rule is a LIFNode now, as restore\(\) was called"):
+            call()
+    SLTT(units_from(model), sgd, x).step(x, y, STEPS)
+
+
+@pytest.mark.parametrize("function", [units_from, convert_neurons, optimize, fuse_norms, restore])
+def test_what_is_no_model_is_named(function):
+    with pytest.raises(TypeError, match=rf"^{function.__name__} takes an nn\.Module, and got int\.$"):
+        function(3)
 
 
 def test_blocks_of_one_s_own_join():

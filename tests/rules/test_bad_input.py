@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stdl_engine.rules import RULES, SLTT, STDL
 from stdl_engine.units import ConvUnit, Head
@@ -84,6 +84,26 @@ def test_dimensions(rule, shape):
         rule.step(torch.randn(shape), y, 2)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Tensor.byte, r"^the input is torch\.uint8: pass a tensor of floating-point numbers"),
+        (Tensor.numpy, r"^the input is ndarray: pass a tensor of floating-point numbers"),
+        (
+            lambda x: x[:, :2],
+            r"^the input has shape \(4, 2, 8, 8\), and the network takes 3 channels: pass \[B, 3, 8, 8\]",
+        ),
+        (lambda x: torch.stack([x] * 2)[:, :, :1], r"^the input has shape \(2, 4, 1, 8, 8\), and the network takes 3"),
+    ],
+    ids=["uint8", "numpy", "channels", "channels of frames"],
+)
+def test_inputs(rule, change, message):
+    x, y = batch()
+    for method in (lambda: rule.step(change(x), y, 2), lambda: rule.predict(change(x), 2)):
+        with pytest.raises(ValueError, match=message):
+            method()
+
+
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize(
     ("model", "message"),
@@ -138,7 +158,9 @@ def test_unknown_variant_and_memory():
 def test_a_bad_batch_does_not_spoil_the_next():
     x, y = batch()
     spoiled, clean = make("stdl", small(), x), make("stdl", small(), x)
-    with pytest.raises(RuntimeError):
-        spoiled.step(torch.randn(4, 5, 8, 8), y, 2)  # five channels
+    unhook = spoiled.model[0].norm.register_forward_hook(lambda *_: 1 / 0)  # after its running statistics changed
+    with pytest.raises(ZeroDivisionError):
+        spoiled.step(x, y, 2)
+    unhook.remove()
     assert torch.equal(spoiled.step(x, y, 2).logits, clean.step(x, y, 2).logits)
     assert_same(numbers(spoiled), numbers(clean))

@@ -32,6 +32,12 @@ LIBRARIES = {
 """The packages whose neurons are known, and the file for each."""
 
 
+def check_module(model: object, function: str) -> None:
+    """Reject what is no model, in the name of a function that takes one."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{function} takes an nn.Module, and got {type(model).__name__}.")
+
+
 class NotConvertible(ValueError):
     """A neuron that no fused layer computes exactly; the message says why, and follows "left alone: " in a report."""
 
@@ -98,6 +104,7 @@ def convert_neurons(model: nn.Module, *, backend: str = "auto", strict: bool = F
         >>> report = convert_neurons(model)
         >>> print(report)
     """
+    check_module(model, "convert_neurons")
     dispatch.check_name(backend)
     libraries: dict[int, ModuleType] = {}
     swapped, left = [], []
