@@ -98,6 +98,12 @@ class Kernel(Protocol):
     def __call__(self, record: Any) -> None: ...
 
 
+def record_of(*fields: str) -> type[ctypes.Structure]:
+    """A kernel's record of these int64 fields, after the two that count its tickets and workers."""
+    names = ("ticket", "worker", *fields)
+    return type("Record", (ctypes.Structure,), {"_fields_": tuple((name, ctypes.c_int64) for name in names)})
+
+
 _C_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 

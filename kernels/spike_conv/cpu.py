@@ -11,8 +11,8 @@ bits, which is read 64 at a time wherever it starts, because the image has zeros
 
 from __future__ import annotations
 
-import ctypes
 import functools
+from typing import Any
 
 import numba
 import numpy as np
@@ -21,7 +21,7 @@ from numba import carray
 from torch import Tensor
 
 from ..cpu_scratch import scratch
-from ..cpu_threads import Kernel, claim, compile_kernel, enlist, pointer, run_on, workers_for
+from ..cpu_threads import Kernel, claim, compile_kernel, enlist, pointer, record_of, run_on, workers_for
 from .geometry import Geometry
 from .surround import with_zeros_around
 from .vectors import (
@@ -43,33 +43,27 @@ TICKETS = 8
 """The fewest tickets for a weight's gradient, if there are enough pixels: work for several threads from one block."""
 
 
-class _Record(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            "ticket",
-            "worker",
-            "tickets",
-            "blocks",  # of output channels
-            "pixels",
-            "pixels_each",  # of a ticket
-            "bits",
-            "row_bytes",
-            "image_bytes",
-            "stride_bytes",  # the distance from a pixel's inputs to its right neighbour's
-            "stride_rows",  # the distance to those of the pixel below
-            "weight",
-            "out",
-            "out_height",
-            "out_width",
-            "out_channels",
-            "kernel_height",
-            "run",
-            "sums",
-            "sums_each",  # bytes per worker
-            "adds",  # whether the gradient is added to one that is there
-        )
-    )
+_Record = record_of(
+    "tickets",
+    "blocks",  # of output channels
+    "pixels",
+    "pixels_each",  # of a ticket
+    "bits",
+    "row_bytes",
+    "image_bytes",
+    "stride_bytes",  # the distance from a pixel's inputs to its right neighbour's
+    "stride_rows",  # the distance to those of the pixel below
+    "weight",
+    "out",
+    "out_height",
+    "out_width",
+    "out_channels",
+    "kernel_height",
+    "run",
+    "sums",
+    "sums_each",  # bytes per worker
+    "adds",  # whether the gradient is added to one that is there
+)
 
 
 def forward(bits: Tensor, weight: Tensor, out: Tensor, geometry: Geometry) -> None:
@@ -110,7 +104,7 @@ def _vectors(geometry: Geometry) -> int:
     return 2 if geometry.out_channels % (2 * LANES) == 0 else 1
 
 
-def _record(bits: Tensor, weight: Tensor, out: Tensor, geometry: Geometry, parts: int, pixels_each: int) -> _Record:
+def _record(bits: Tensor, weight: Tensor, out: Tensor, geometry: Geometry, parts: int, pixels_each: int) -> Any:
     bytes_a_pixel = geometry.channels // 8
     (height, width), (out_height, out_width) = geometry.padded, geometry.out_size
     blocks = geometry.out_channels // (_vectors(geometry) * LANES)

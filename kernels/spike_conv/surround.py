@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 
 import numpy as np
@@ -10,32 +9,26 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from ..cpu_threads import Kernel, claim, compile_kernel, pointer, run_on, workers_for
+from ..cpu_threads import Kernel, claim, compile_kernel, pointer, record_of, run_on, workers_for
 from .geometry import Geometry
 
 TOGETHER = 1 << 15
 """Bytes of a ticket, at the least: below that another thread costs more than it saves."""
 
 
-class _Record(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            "ticket",
-            "worker",
-            "tickets",
-            "images",
-            "images_each",  # of a ticket
-            "rows",  # with those around
-            "top",
-            "height",
-            "before",  # bytes of zeros to the left of a row
-            "row_bytes",
-            "padded_bytes",  # of a row with what is around it
-            "bits",
-            "found",
-        )
-    )
+_Record = record_of(
+    "tickets",
+    "images",
+    "images_each",  # of a ticket
+    "rows",  # with those around
+    "top",
+    "height",
+    "before",  # bytes of zeros to the left of a row
+    "row_bytes",
+    "padded_bytes",  # of a row with what is around it
+    "bits",
+    "found",
+)
 
 
 def with_zeros_around(bits: Tensor, geometry: Geometry) -> Tensor:

@@ -11,7 +11,6 @@ computed by one worker, in an order that does not depend on how many there are.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 
 import numba
@@ -21,7 +20,7 @@ from numba import carray
 from torch import Tensor
 
 from ..cpu_scratch import scratch
-from ..cpu_threads import Kernel, claim, compile_kernel, enlist, pointer, run_on, workers_for
+from ..cpu_threads import Kernel, claim, compile_kernel, enlist, pointer, record_of, run_on, workers_for
 from .geometry import Geometry
 from .products import multiply_and_add, prefetch_vectors, sums_held
 from .vectors import LANES, address_of
@@ -30,34 +29,28 @@ SQUARE = 64
 """Output channels whose weights are copied together: those of 64 channels are half of a first-level cache of 32 KiB."""
 
 
-class _Record(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            "ticket",
-            "worker",
-            "tickets",
-            "images",
-            "height",  # of the input, whose gradient is computed
-            "width",
-            "channels",
-            "grad_height",
-            "grad_width",
-            "grad_channels",
-            "kernel_height",
-            "kernel_width",
-            "down",  # the stride
-            "right",
-            "top",  # the padding
-            "left",
-            "grad",
-            "weight",
-            "out",
-            "zeros",
-            "room",
-            "room_each",  # bytes per worker
-        )
-    )
+_Record = record_of(
+    "tickets",
+    "images",
+    "height",  # of the input, whose gradient is computed
+    "width",
+    "channels",
+    "grad_height",
+    "grad_width",
+    "grad_channels",
+    "kernel_height",
+    "kernel_width",
+    "down",  # the stride
+    "right",
+    "top",  # the padding
+    "left",
+    "grad",
+    "weight",
+    "out",
+    "zeros",
+    "room",
+    "room_each",  # bytes per worker
+)
 
 
 def input_gradient(grad: Tensor, weight: Tensor, out: Tensor, geometry: Geometry) -> None:

@@ -12,7 +12,6 @@ one worker, in an order that does not depend on how many there are. The error is
 
 from __future__ import annotations
 
-import ctypes
 import functools
 
 import numpy as np
@@ -21,7 +20,7 @@ from numba import carray
 from torch import Tensor
 
 from ..cpu_scratch import scratch
-from ..cpu_threads import Kernel, claim, compile_kernel, enlist, pointer, run_on, workers_for
+from ..cpu_threads import Kernel, claim, compile_kernel, enlist, pointer, record_of, run_on, workers_for
 from .geometry import Geometry
 from .products import multiply, sums_held
 from .vectors import LANES, VECTOR_BYTES, address_of
@@ -36,31 +35,25 @@ GAP = LANES
 channels are mostly a power of two: with 16 channels the kernel then takes 1.5 times as long."""
 
 
-class _Record(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            "ticket",
-            "worker",
-            "tickets",
-            "tiles",
-            "height",  # of the input, whose gradient is computed
-            "width",
-            "channels",
-            "grad_height",
-            "grad_width",
-            "grad_channels",
-            "top",  # the first row of the output's gradient that the first tile sees; before the map, it is negative
-            "left",
-            "grad",
-            "weight",
-            "transformed",
-            "out",
-            "zeros",
-            "room",
-            "room_each",  # bytes per worker
-        )
-    )
+_Record = record_of(
+    "tickets",
+    "tiles",
+    "height",  # of the input, whose gradient is computed
+    "width",
+    "channels",
+    "grad_height",
+    "grad_width",
+    "grad_channels",
+    "top",  # the first row of the output's gradient that the first tile sees; before the map, it is negative
+    "left",
+    "grad",
+    "weight",
+    "transformed",
+    "out",
+    "zeros",
+    "room",
+    "room_each",  # bytes per worker
+)
 
 
 def input_gradient(grad: Tensor, weight: Tensor, out: Tensor, geometry: Geometry) -> None:
