@@ -65,7 +65,7 @@ def command(arguments: list[str], stop: StopSignals) -> None:
 def evaluate(options: Options) -> dict[str, Any]:
     """Test a run's last checkpoint, or its best weights, on its test set."""
     device = find_device(options.device)
-    model, recipe, path = trained_network(RunFolder.open(options.folder), options.best)
+    model, recipe, path, chunk = trained_network(RunFolder.open(options.folder), options.best)
     changes = {name: getattr(options, name) for name in ("data", "steps", "batch_size")}
     recipe = replace(recipe, augment="none", **{name: value for name, value in changes.items() if value is not None})
     data = load_data(recipe)
@@ -76,7 +76,7 @@ def evaluate(options: Options) -> dict[str, Any]:
         )
     process = ProcessPeak.start()
     batches = Batches(data.test, batch_size=recipe.batch_size, training=False, workers=recipe.workers)
-    seen = score(model.to(device), batches, recipe, device)
+    seen = score(model.to(device), batches, recipe, device, chunk=chunk)
     return {
         "recipe": recipe.name,
         "rule": recipe.rule,

@@ -24,7 +24,7 @@ from .parallel.forecast import Shards, forecast
 from .planning.fit import held
 from .printer import Printer
 from .rank_plan import rule_on_stages
-from .recipes import Recipe, as_dict
+from .recipes import Recipe
 from .rules import Rule, StepResult
 from .runs import RunFolder
 from .scoring import Score, Tally
@@ -202,8 +202,7 @@ class RankTrainer(Trainer):
         rule = self.parallel.state_dict() if self.ranks.shard == 0 else None
         if self.ranks.speaks:
             assert rule is not None, "rank 0 has the last stage of the first shard"
-            state = {"config": as_dict(self.recipe), "rule": {"model": rule["model"]}, "epoch": self.epoch}
-            self._write(checkpoints.save_best, state)
+            self._write_best(rule["model"])
 
     def restore(self, state: dict[str, Any], path: Path) -> None:
         super().restore(state, path)

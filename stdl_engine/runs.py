@@ -20,7 +20,7 @@ import platform
 import subprocess
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -132,11 +132,22 @@ def load(path: str | Path, best: bool = False) -> nn.Sequential:
     Example:
         >>> model = stdl_engine.load("runs/digits-stdl")
     """
-    return trained_network(RunFolder.open(Path(path)), best)[0].eval()
+    return trained_network(RunFolder.open(Path(path)), best).model.eval()
 
 
-def trained_network(folder: RunFolder, best: bool) -> tuple[nn.Sequential, Recipe, Path]:
-    """The network of a run, its recipe, and the file that the weights are from."""
+class Found(NamedTuple):
+    """A trained network."""
+
+    model: nn.Sequential
+    recipe: Recipe
+    path: Path
+    """The file that the weights are from."""
+    chunk: int
+    """How many time steps ran together in training."""
+
+
+def trained_network(folder: RunFolder, best: bool) -> Found:
+    """The network of a run."""
     if best:
         path, state = checkpoints.load_best(folder.path)
     else:
@@ -145,7 +156,7 @@ def trained_network(folder: RunFolder, best: bool) -> tuple[nn.Sequential, Recip
     check_same_settings(recipe, state["config"], path)
     model = build_network(recipe)
     load_weights(model, state["rule"]["model"], f"the weights in {path} do not fit the network of its own config.json.")
-    return model, recipe, path
+    return Found(model, recipe, path, state["rule"].get("cut", {}).get("chunk", 1))  # older checkpoints have no cut
 
 
 def check_same_settings(recipe: Recipe, saved: dict[str, Any], path: Path) -> None:

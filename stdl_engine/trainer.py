@@ -25,6 +25,7 @@ from .process_memory import ProcessPeak
 from .recipes import Recipe, as_dict
 from .rules import Rule, StepResult
 from .rules.finite import NotFinite
+from .rules.states import plan_of_rule
 from .runs import RunFolder, best_row, load_weights
 from .scoring import Score, score
 from .stopping import Stopped, StopSignals
@@ -269,8 +270,11 @@ class Trainer:
 
     def _save_best(self) -> None:
         """Keep the weights of this epoch, the best so far; called before its checkpoint, which relies on them."""
-        state = {"config": as_dict(self.recipe), "rule": {"model": self.rule.model.state_dict()}, "epoch": self.epoch}
-        self._write(checkpoints.save_best, state)
+        self._write_best(self.rule.model.state_dict())
+
+    def _write_best(self, weights: dict[str, Any]) -> None:
+        rule = {"model": weights, **plan_of_rule(self.rule)}
+        self._write(checkpoints.save_best, {"config": as_dict(self.recipe), "rule": rule, "epoch": self.epoch})
 
     def _write(self, write: Any, state: dict[str, Any]) -> None:
         try:

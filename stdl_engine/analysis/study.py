@@ -137,7 +137,7 @@ class Study:
 
     def network(self, run: Trained) -> nn.Sequential:
         """The trained network of a run."""
-        model, _, _ = trained_network(RunFolder.open(run.path), best=False)
+        model = trained_network(RunFolder.open(run.path), best=False).model
         if self.recipe.channels_last:
             model.to(memory_format=torch.channels_last)
         return model.to(self.device)

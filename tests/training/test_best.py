@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import stdl_engine
-from stdl_engine import checkpoints, evaluate
+from stdl_engine import checkpoints, evaluate, scoring
 from stdl_engine.runs import best_row
 from stdl_engine.train import main
 
@@ -65,13 +65,22 @@ def test_the_weights_of_the_best_epoch(train, tmp_path, declining, options, best
     assert summary["test_accuracy"] == 0.3
 
 
-def test_evaluate_the_best(train, tmp_path, capsys):
-    train("--epochs", 2, "--validate", 0.25, "--out", tmp_path / "run")
-    best = best_row(rows_of(tmp_path / "run"))
-    found = evaluated(capsys, tmp_path / "run", "--best")
-    assert found["checkpoint"].startswith("best-")
-    assert (found["test_accuracy"], found["test_loss"]) == (best["test_accuracy"], best["test_loss"])
-    assert found["firing_rates"] == best["firing_rates"]
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_evaluate(train, tmp_path, capsys, monkeypatch, chunk):
+    """The very numbers of training, in which convolutions round by how many time steps run together in bfloat16."""
+    together, mean_logits = [], scoring.mean_logits
+    monkeypatch.setattr(
+        scoring, "mean_logits", lambda *given, **how: together.append(how["chunk"]) or mean_logits(*given, **how)
+    )
+    options = ["--precision", "bf16", "--chunk", chunk, "--validate", 0.25]
+    train("--epochs", 2, *options, "--out", tmp_path / "run")
+    rows = rows_of(tmp_path / "run")
+    for kind, option, row in (("best-", ["--best"], best_row(rows)), ("checkpoint-", [], rows[-1])):
+        found = evaluated(capsys, tmp_path / "run", *option)
+        assert found["checkpoint"].startswith(kind)
+        assert (found["test_accuracy"], found["test_loss"]) == (row["test_accuracy"], row["test_loss"])
+        assert found["firing_rates"] == row["firing_rates"]
+    assert set(together) == {chunk}
 
 
 def test_a_resumed_run_keeps_its_best(train, tmp_path, declining, monkeypatch):
